@@ -1,0 +1,58 @@
+// Attention over bands: window, landmarks and further scales in ONE softmax (bands.hpp says who sees what).
+//
+// For every query i and head h, with the keys of all bands that i sees:
+//     score = scale * (q[i,h] . k[g, h / group]) + (stride > 1 ? landmark_bias[h] : 0)
+//     out[i,h] = sum softmax(score) * v,   lse[h,i] = log sum exp(score)
+// q and k are already rotated. A query that sees nothing gets out 0 and lse -infinity.
+// Cost: 4 * head_dim FLOPs for each visible (query, key) pair and query head.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/attention/bands.hpp"
+
+namespace longhalo {
+
+/// Keys and values of one band. Row r of k and v is global key first_key + r (a token position for stride 1,
+/// a segment index otherwise). Keys outside [first_key, first_key + count) are taken as not existing.
+template <class T>
+struct BandKeys {
+  Band band;
+  const T* k = nullptr;  // [count, H_kv, d]
+  const T* v = nullptr;  // [count, H_kv, d]
+  int64_t first_key = 0;
+  int64_t count = 0;
+};
+
+template <class T>
+struct Attention {
+  int64_t heads = 0;     // H, a multiple of H_kv
+  int64_t kv_heads = 0;  // H_kv
+  int64_t head_dim = 0;  // d; the CPU takes any multiple of 8 up to 256
+  T scale = 0;           // usually d^-1/2
+
+  int64_t queries = 0;           // n
+  int64_t first_query = 0;       // global position of row 0 of q
+  const T* q = nullptr;          // [n, H, d]
+  std::span<const BandKeys<T>> bands;  // 1 to kMaxBands
+  const T* landmark_bias = nullptr;    // [H], or nullptr for 0
+  const int64_t* doc_start = nullptr;  // [n] global position of each query's document start, or nullptr for 0
+
+  T* out = nullptr;  // [n, H, d]; must not overlap q, k or v
+  T* lse = nullptr;  // [H, n], or nullptr when not wanted
+};
+
+/// The CPU kernel, fp32: tiled over queries and keys with an online softmax, OpenMP over (tile, KV head).
+/// Bitwise the same on every repeat and for every number of threads. Temporary memory is a constant a thread.
+void attention_forward(const Attention<float>& problem);
+
+/// The definition, key by key, in fp64. Slow; the tests' judge.
+void attention_reference(const Attention<double>& problem);
+
+/// Visible (query, key) pairs of ONE head over all bands: the useful work is 4 * d * H * this.
+/// Keys outside a band's [first_key, first_key + count) do not count.
+template <class T>
+int64_t visible_pairs(const Attention<T>& problem);
+
+}  // namespace longhalo

@@ -1,0 +1,38 @@
+#include "core/log.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <ctime>
+
+#include "core/text.hpp"
+
+namespace longhalo {
+namespace {
+
+std::atomic<int> log_rank{-1};
+std::atomic<LogLevel> log_level{LogLevel::kInfo};
+
+void write_line(LogLevel level, std::string_view tag, std::string_view message) {
+  if (level < log_level.load()) return;
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  char clock[16];
+  std::strftime(clock, sizeof clock, "%H:%M:%S", &local);
+  const int rank = log_rank.load();
+  const std::string who = rank < 0 ? std::string("longhalo") : text("longhalo[rank ", rank, "]");
+  const std::string line = text(clock, " ", who, tag, " ", message, "\n");
+  // One write a line, so that lines of several ranks never mix. A log that cannot be written is not an error.
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace
+
+void set_log_rank(int rank) { log_rank = rank; }
+void set_log_level(LogLevel level) { log_level = level; }
+void log_info(std::string_view message) { write_line(LogLevel::kInfo, ":", message); }
+void log_warning(std::string_view message) { write_line(LogLevel::kWarning, " warning:", message); }
+void log_error(std::string_view message) { write_line(LogLevel::kError, " error:", message); }
+
+}  // namespace longhalo

@@ -1,0 +1,21 @@
+// Plain text log on standard error, one line a message, each line written whole:
+// "12:03:44 longhalo[rank 1] warning: ...". The machine-readable log is telemetry's.
+#pragma once
+
+#include <string_view>
+
+namespace longhalo {
+
+enum class LogLevel { kInfo, kWarning, kError };
+
+/// Names this process in every later line. Rank -1 (before MPI starts) prints no rank.
+void set_log_rank(int rank);
+
+/// Lines below `level` are dropped. The default is kInfo.
+void set_log_level(LogLevel level);
+
+void log_info(std::string_view message);
+void log_warning(std::string_view message);
+void log_error(std::string_view message);
+
+}  // namespace longhalo
