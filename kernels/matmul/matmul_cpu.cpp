@@ -1,0 +1,46 @@
+#include <cblas.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.hpp"
+#include "kernels/matmul/matmul.hpp"
+
+namespace longhalo {
+namespace {
+
+// OpenBLAS takes 32-bit dimensions; rows are handed over in portions that fit with room to spare.
+constexpr int64_t kRowsACall = int64_t{1} << 24;
+
+}  // namespace
+
+void matmul(int64_t m, int64_t out, int64_t in, const float* a, const float* w, float* c,
+            Accumulate accumulate) {
+  check(m >= 0 && out >= 1 && in >= 1, "a matrix product has a positive shape");
+  check(out <= std::numeric_limits<blasint>::max() && in <= std::numeric_limits<blasint>::max(),
+        "a weight's sides fit OpenBLAS's integers");
+  const float beta = accumulate == Accumulate::kAdd ? 1.0F : 0.0F;
+  const auto columns = static_cast<blasint>(out), depth = static_cast<blasint>(in);
+  if (m == 1) {
+    cblas_sgemv(CblasRowMajor, CblasNoTrans, columns, depth, 1.0F, w, depth, a, 1, beta, c, 1);
+    return;
+  }
+  for (int64_t row = 0; row < m; row += kRowsACall) {
+    const auto rows = static_cast<blasint>(std::min(kRowsACall, m - row));
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, columns, depth, 1.0F, a + row * in, depth, w,
+                depth, beta, c + row * out, columns);
+  }
+}
+
+void set_kernel_threads(int threads) {
+  check(threads >= 1, "a rank has at least one thread");
+  omp_set_num_threads(threads);
+  openblas_set_num_threads(threads);
+}
+
+int kernel_threads() {
+  return omp_get_max_threads();
+}
+
+}  // namespace longhalo
