@@ -1,0 +1,135 @@
+#include "storage/atomic_file.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/text.hpp"
+#include "storage/posix.hpp"
+
+namespace longhalo {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kMark = ".tmp.";
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
+}
+
+struct Writer {
+  std::string host;
+  pid_t process;
+};
+
+// The inverse of the name that TemporaryFile gives: <target>.tmp.<host>.<process>-<n>.
+std::optional<Writer> writer_of(const std::string& name) {
+  const size_t mark = name.rfind(kMark);
+  const size_t dot = name.rfind('.');
+  const size_t dash = name.rfind('-');
+  if (mark == std::string::npos || dash == std::string::npos) return std::nullopt;
+  const size_t host_begin = mark + kMark.size();
+  if (dot < host_begin || dash < dot) return std::nullopt;
+  pid_t process = 0;
+  const char* const end = name.data() + dash;
+  const auto [stopped, error] = std::from_chars(name.data() + dot + 1, end, process);
+  if (error != std::errc{} || stopped != end || process <= 0) return std::nullopt;
+  return Writer{name.substr(host_begin, dot - host_begin), process};
+}
+
+bool is_abandoned(const fs::directory_entry& entry, const Writer& writer) {
+  if (writer.host == host_name()) return ::kill(writer.process, 0) != 0 && errno == ESRCH;
+  std::error_code error;
+  const auto written = entry.last_write_time(error);
+  return !error && fs::file_time_type::clock::now() - written > std::chrono::hours(24);
+}
+
+void read_back(const TemporaryFile& temporary, std::span<const std::byte> contents) {
+  const InputFile input = open_input(temporary.path());
+  bool same = input.size_bytes == static_cast<int64_t>(contents.size());
+  std::vector<std::byte> block(std::min<size_t>(contents.size(), size_t{1} << 20));
+  for (size_t at = 0; same && at < contents.size(); at += block.size()) {
+    const std::span<std::byte> part = std::span(block).first(std::min(block.size(), contents.size() - at));
+    read_exactly(input.descriptor, static_cast<int64_t>(at), part, temporary.path());
+    same = std::equal(part.begin(), part.end(), contents.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  if (!same) {
+    throw UserError("what was read back differs from what was written", temporary.target().string(),
+                    "the disk or file system is damaged; choose another place");
+  }
+}
+
+}  // namespace
+
+TemporaryFile::TemporaryFile(fs::path target) : target_(std::move(target)) {
+  static std::atomic<int> counter{0};
+  path_ = target_;
+  path_ += text(kMark, host_name(), ".", ::getpid(), "-", counter++);
+}
+
+TemporaryFile::~TemporaryFile() {
+  if (committed_) return;
+  // NOTE: a library that met a full disk may keep the file open until the process ends, and with it the
+  // space. Cutting it to nothing gives the space back at once.
+  [[maybe_unused]] const int cut = ::truncate(path_.c_str(), 0);
+  ::unlink(path_.c_str());
+}
+
+void TemporaryFile::sync() const {
+  const FileDescriptor descriptor(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
+  if (!descriptor.is_open()) throw_file_error(errno, "open", path_);
+  sync_file(descriptor, path_);
+}
+
+void TemporaryFile::commit() {
+  if (::rename(path_.c_str(), target_.c_str()) != 0) throw_file_error(errno, "replace", target_);
+  committed_ = true;
+  sync_directory(target_.parent_path());
+}
+
+void write_file_atomically(const fs::path& target, std::span<const std::byte> contents) {
+  TemporaryFile temporary(target);
+  const int64_t bytes_needed = static_cast<int64_t>(contents.size());
+  {
+    const FileDescriptor descriptor(
+        ::open(temporary.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (!descriptor.is_open()) throw_write_error(errno, target, bytes_needed);
+    write_all(descriptor, contents, target, bytes_needed);
+    sync_file(descriptor, target);
+  }
+  read_back(temporary, contents);
+  temporary.commit();
+}
+
+void write_file_atomically(const fs::path& target, std::string_view contents) {
+  write_file_atomically(target, std::as_bytes(std::span(contents.data(), contents.size())));
+}
+
+int remove_abandoned_temporaries(const fs::path& directory, Abandoned which) {
+  int removed = 0;
+  std::error_code error;
+  fs::directory_iterator entry(directory, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::optional<Writer> writer = writer_of(entry->path().filename().string());
+    std::error_code ignored;
+    if (!writer || !entry->is_regular_file(ignored)) continue;
+    if (which == Abandoned::kAll || is_abandoned(*entry, *writer))
+      removed += fs::remove(entry->path(), ignored);
+  }
+  return removed;
+}
+
+}  // namespace longhalo
