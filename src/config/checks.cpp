@@ -1,0 +1,219 @@
+#include "config/checks.hpp"
+
+#include <initializer_list>
+#include <numeric>
+
+#include "config/schema.hpp"
+#include "core/text.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr size_t kMostBands = 4;
+constexpr int64_t kMostAlignment = int64_t{1} << 31;
+
+class Checker {
+ public:
+  Checker(Subcommand subcommand, const Config& config, const KeyOrigins& origins, Faults& faults)
+      : subcommand_(subcommand), config_(config), origins_(origins), faults_(faults) {}
+
+  void run() {
+    check_attention();
+    check_model();
+    check_input();
+    check_generate();
+    check_bench();
+  }
+
+ private:
+  /// A fault at the place of the first of `keys` that is set somewhere, unless one of them is faulty already.
+  void fault(std::initializer_list<std::string_view> keys, std::string_view what) {
+    std::string_view place = origins_.config_name;
+    for (auto key = std::rbegin(keys); key != std::rend(keys); ++key) {
+      if (origins_.faulty.contains(*key)) return;
+      if (const auto found = origins_.place.find(*key); found != origins_.place.end()) place = found->second;
+    }
+    faults_.add(place, what);
+  }
+
+  /// "attention.window 2048 (default)" or "(demo.yaml:3:5)".
+  std::string told(std::string_view key) const {
+    const auto found = origins_.place.find(key);
+    return text(key, " ", schema().find_key(key)->write(config_).dump(), " (",
+                found == origins_.place.end() ? "default" : found->second, ")");
+  }
+
+  void check_attention() {
+    const Config::Attention& attention = config_.attention;
+    const Config::Attention standard;
+    if (!attention.bands.empty()) {
+      for (const auto& [key, changed] :
+           {std::pair{"attention.window", attention.window != standard.window},
+            std::pair{"attention.landmark_stride", attention.landmark_stride != standard.landmark_stride}}) {
+        if (changed)
+          fault({key, "attention.bands"}, text(told(key),
+                                               " has no effect beside attention.bands, which "
+                                               "replaces it; remove one of the two"));
+      }
+      check_bands();
+      return;
+    }
+    if (attention.landmark_stride > attention.window) {
+      fault({"attention.landmark_stride", "attention.window"},
+            text(told("attention.landmark_stride"), " is larger than ", told("attention.window"),
+                 "; a landmark's tokens must all fit in the window, or some would never be seen"));
+    }
+    check_alignment("attention.landmark_stride", std::max<int64_t>(1, attention.landmark_stride), 128);
+  }
+
+  void check_bands() {
+    const std::vector<BandConfig>& bands = config_.attention.bands;
+    const auto band_fault = [&](size_t index, std::string_view what) {
+      const BandConfig& band = bands[index];
+      const std::string far = band.far == kFarUnlimited ? std::string("inf") : std::to_string(band.far);
+      fault({"attention.bands"}, text("attention.bands: band ", index + 1, ", [", band.stride, ", ",
+                                      band.near, ", ", far, "], ", what));
+    };
+    if (bands.size() > kMostBands) {
+      fault({"attention.bands"}, text("attention.bands has ", bands.size(), " bands; at most ", kMostBands));
+    }
+    bool sees_itself = false;
+    int64_t alignment = 128;
+    for (size_t i = 0; i < bands.size(); ++i) {
+      const BandConfig& band = bands[i];
+      if (band.far <= band.near) band_fault(i, "sees nothing: far must be larger than near");
+      if (band.stride > 1 && band.near < band.stride) {
+        band_fault(i,
+                   "has near below its stride: a summary of tokens that have not all been read yet would be "
+                   "wanted; near must be at least the stride");
+      }
+      sees_itself = sees_itself || (band.stride == 1 && band.near == 0);
+      alignment = check_alignment("attention.bands", band.stride, alignment);
+    }
+    if (!sees_itself) {
+      fault(
+          {"attention.bands"},
+          "attention.bands has no band of stride 1 and near 0; a token must see itself and those before it");
+    }
+  }
+
+  /// lcm of `alignment` and `stride`; shards begin at its multiples (DESIGN section 3).
+  int64_t check_alignment(std::string_view key, int64_t stride, int64_t alignment) {
+    const int64_t factor = stride / std::gcd(stride, alignment);
+    if (factor <= kMostAlignment / alignment) return alignment * factor;
+    fault({key}, text(told(key),
+                      ": shards begin at multiples of 128 and of every stride, and their least common "
+                      "multiple is above ",
+                      kMostAlignment, "; choose strides that are powers of two"));
+    return alignment;
+  }
+
+  void check_heads(std::string_view prefix, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+    const std::string heads_key = text(prefix, ".heads"), kv_key = text(prefix, ".kv_heads"),
+                      dim_key = text(prefix, ".head_dim");
+    if (heads % kv_heads != 0) {
+      fault({kv_key, heads_key}, text(told(kv_key), " does not divide ", told(heads_key),
+                                      "; each key/value head serves as many query heads"));
+    }
+    if (head_dim % 2 != 0) {
+      fault({dim_key}, text(told(dim_key), " is odd; the rotary embedding turns pairs of numbers"));
+    }
+  }
+
+  void check_model() {
+    const Config::Model& model = config_.model;
+    if (model.weights == WeightsSource::kRandom) {
+      check_heads("model.shape", model.shape.heads, model.shape.kv_heads, model.shape.head_dim);
+    } else if (!(model.shape == Config::Model::Shape{}) && !origins_.faulty.contains("model.weights")) {
+      std::string_view first = "model.shape.layers";
+      for (const Key& key : schema().keys) {
+        if (key.path.starts_with("model.shape.") && key.write(config_) != key.write(Config{})) {
+          first = key.path;
+          break;
+        }
+      }
+      fault({first, "model.weights"},
+            text(told(first),
+                 " has no effect: model.shape is for model.weights: random; a checkpoint has its own"));
+    }
+    const bool runs_model = subcommand_ == Subcommand::kInfer || subcommand_ == Subcommand::kBenchPrefill;
+    if (runs_model && model.path.empty() && model.weights == WeightsSource::kCheckpoint) {
+      fault({"model.path", "model.weights"}, "model.path is missing: the directory of the model");
+    }
+    const bool needs_tokenizer =
+        subcommand_ == Subcommand::kTokenize ||
+        (subcommand_ == Subcommand::kInfer && model.weights == WeightsSource::kRandom &&
+         (!config_.input.documents.empty() || does(Task::kGenerate)));
+    if (needs_tokenizer && model.path.empty()) {
+      fault({"model.path"},
+            "model.path is missing: the directory of the tokenizer that reads and writes text");
+    }
+  }
+
+  void check_input() {
+    const Config::Input& input = config_.input;
+    if (!input.documents.empty() && !input.tokens.empty()) {
+      fault({"input.tokens", "input.documents"}, text(told("input.tokens"), " and ", told("input.documents"),
+                                                      " are both given; remove one of the two"));
+    }
+    if (!input.prompts.empty() && !input.prompts_file.empty()) {
+      fault({"input.prompts_file", "input.prompts"},
+            text(told("input.prompts_file"), " and ", told("input.prompts"),
+                 " are both given; remove one of the two"));
+    }
+    check_no_empty("input.documents", input.documents);
+    check_no_empty("input.prompts", input.prompts);
+    const bool reads = subcommand_ == Subcommand::kInfer || subcommand_ == Subcommand::kTokenize;
+    if (reads && input.documents.empty() && input.tokens.empty()) {
+      fault({"input.documents", "input.tokens"}, "there is no input: give input.documents or input.tokens");
+    }
+    if (reads && config_.output.directory.empty()) {
+      fault({"output.directory"}, "output.directory is missing: the folder for the results");
+    }
+    if (subcommand_ == Subcommand::kInfer && config_.tasks.empty()) {
+      fault({"tasks"}, "tasks is missing or empty: name one or more of generate, score, embed");
+    }
+  }
+
+  void check_no_empty(std::string_view key, const std::vector<std::string>& entries) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (entries[i].find_first_not_of(" \t\r\n") == std::string::npos) {
+        fault({key}, text(key, ": entry ", i + 1, " is empty; fill it or remove it"));
+      }
+    }
+  }
+
+  void check_generate() {
+    if (subcommand_ == Subcommand::kInfer && does(Task::kGenerate) && config_.input.prompts.empty() &&
+        config_.input.prompts_file.empty()) {
+      fault({"input.prompts", "input.prompts_file", "tasks"},
+            "the task generate has nothing to answer: give input.prompts or input.prompts_file");
+    }
+    if (config_.generate.temperature == 0 && config_.generate.top_p != 1) {
+      fault({"generate.top_p", "generate.temperature"},
+            text(told("generate.top_p"), " has no effect with ", told("generate.temperature"),
+                 ", which is greedy; set a temperature above 0 or remove top_p"));
+    }
+  }
+
+  void check_bench() {
+    check_heads("bench", config_.bench.heads, config_.bench.kv_heads, config_.bench.head_dim);
+  }
+
+  bool does(Task task) const {
+    return std::find(config_.tasks.begin(), config_.tasks.end(), task) != config_.tasks.end();
+  }
+
+  Subcommand subcommand_;
+  const Config& config_;
+  const KeyOrigins& origins_;
+  Faults& faults_;
+};
+
+}  // namespace
+
+void check_config(Subcommand subcommand, const Config& config, const KeyOrigins& origins, Faults& faults) {
+  Checker(subcommand, config, origins, faults).run();
+}
+
+}  // namespace longhalo

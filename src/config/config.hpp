@@ -1,0 +1,159 @@
+// What a job is told to do: plain values, filled from a YAML file, the environment and --set.
+//
+// One schema (schema.cpp) names every key once, with its meaning, type, range and default; loading,
+// validation, dump() and configs/reference.yaml all come from it. Rooms never see this struct: src/app hands
+// each of them its own small options. Relative paths are relative to the current directory.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace longhalo {
+
+enum class WeightsSource { kCheckpoint, kRandom };
+enum class Task { kGenerate, kScore, kEmbed };
+enum class IfExists { kError, kResume, kReplace };
+enum class ProgressStyle { kAuto, kBar, kLines, kOff };
+
+/// What is run decides which keys are needed.
+enum class Subcommand { kInfer, kTokenize, kBenchAttention, kBenchPrefill, kDoctor };
+
+/// `far` of a band that reaches back to the first token; "inf" in YAML.
+inline constexpr int64_t kFarUnlimited = std::numeric_limits<int64_t>::max();
+
+/// Landmark logit bias where neither the config nor the checkpoint names one (DESIGN section 2).
+inline constexpr double kDefaultLandmarkBias = -3.0;
+
+struct BandConfig {
+  int64_t stride = 1;  // tokens a key
+  int64_t near = 0;    // tokens
+  int64_t far = kFarUnlimited;
+  bool operator==(const BandConfig&) const = default;
+};
+
+struct Config {
+  struct Model {
+    struct Shape {
+      int64_t layers = 2;
+      int64_t hidden = 256;
+      int64_t ffn = 768;
+      int64_t heads = 4;
+      int64_t kv_heads = 2;
+      int64_t head_dim = 64;
+      int64_t vocabulary = 49152;
+      bool operator==(const Shape&) const = default;
+    };
+    std::string path;
+    WeightsSource weights = WeightsSource::kCheckpoint;
+    Shape shape;  // used with WeightsSource::kRandom; load() refuses it otherwise
+    int64_t seed = 0;
+    bool operator==(const Model&) const = default;
+  };
+
+  struct Attention {
+    int64_t window = 2048;                // tokens
+    int64_t landmark_stride = 256;        // tokens; 0 is no landmarks
+    std::vector<BandConfig> bands;        // when not empty, replaces window and landmark_stride
+    std::optional<double> landmark_bias;  // empty ("auto"): the checkpoint's own, else kDefaultLandmarkBias
+    bool operator==(const Attention&) const = default;
+  };
+
+  struct Input {
+    std::vector<std::string> documents;
+    std::string tokens;
+    std::string prompts_file;
+    std::vector<std::string> prompts;
+    std::string system_prompt;
+    bool operator==(const Input&) const = default;
+  };
+
+  struct Generate {
+    int64_t max_new_tokens = 128;
+    double temperature = 0;  // 0 is greedy
+    double top_p = 1;
+    int64_t seed = 0;
+    bool operator==(const Generate&) const = default;
+  };
+
+  struct Embed {
+    int64_t chunk_tokens = 256;
+    bool operator==(const Embed&) const = default;
+  };
+
+  struct Output {
+    std::string directory;
+    IfExists if_exists = IfExists::kError;
+    bool operator==(const Output&) const = default;
+  };
+
+  struct Run {
+    int64_t threads = 0;  // 0: the cores of the rank
+    int64_t token_tile = 512;
+    ProgressStyle progress = ProgressStyle::kAuto;
+    std::string log;  // see log_path()
+    bool operator==(const Run&) const = default;
+  };
+
+  struct Bench {
+    int64_t tokens = 16384;
+    int64_t repeats = 5;
+    int64_t heads = 9;
+    int64_t kv_heads = 3;
+    int64_t head_dim = 64;
+    std::string json;  // empty: no JSON output
+    bool operator==(const Bench&) const = default;
+  };
+
+  Model model;
+  Attention attention;
+  Input input;
+  std::vector<Task> tasks;
+  Generate generate;
+  Embed embed;
+  Output output;
+  Run run;
+  Bench bench;
+  bool operator==(const Config&) const = default;
+};
+
+/// Where values come from; a later member beats an earlier one.
+struct ConfigSources {
+  std::optional<std::filesystem::path> file;
+  std::vector<std::pair<std::string, std::string>> environment;  // (name, value); see config_environment()
+  std::vector<std::string> overrides;                            // "attention.window=4096", as after --set
+};
+
+/// The variables of this process that begin with LONGHALO_. Of these load_config() reads the ones with a
+/// double underscore: LONGHALO_ATTENTION__WINDOW is attention.window.
+std::vector<std::pair<std::string, std::string>> config_environment();
+
+/// Reads and validates. Throws one UserError that lists every fault of every source, each with its place
+/// (file:line:column, variable, or --set) and, for an unknown key, the nearest known one.
+Config load_config(Subcommand subcommand, const ConfigSources& sources);
+
+/// The same for YAML text, such as dump_yaml() of another rank. `name` stands for the file in messages.
+Config load_config_text(Subcommand subcommand, std::string_view yaml, std::string_view name);
+
+/// The effective config with every key; loads again to an equal Config.
+std::string dump_yaml(const Config& config);
+
+/// The same as one line of JSON for the log. An unlimited `far` is the string "inf", an automatic bias
+/// "auto".
+std::string dump_json(const Config& config);
+
+/// configs/reference.yaml: every key with its meaning, type and default.
+std::string reference_yaml();
+
+/// run.log, or else log.jsonl in output.directory, or else empty (no log).
+std::string log_path(const Config& config);
+
+/// Names as written in YAML and in results: "generate", "score", "embed".
+std::string_view task_name(Task task);
+
+}  // namespace longhalo

@@ -1,0 +1,189 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+
+#include "config/checks.hpp"
+#include "config/config.hpp"
+#include "config/nearest.hpp"
+#include "config/schema.hpp"
+#include "config/yaml_text.hpp"
+#include "core/text.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr std::string_view kVariablePrefix = "LONGHALO_";
+
+/// Applies sources, one after the other, to one Config.
+class Loader {
+ public:
+  explicit Loader(std::string config_name) { origins_.config_name = std::move(config_name); }
+
+  void apply_text(std::string_view yaml, const Source& source) {
+    if (const auto root = parse_yaml(yaml, source, faults_)) apply(*root, "", source, root->Mark());
+  }
+
+  void apply_file(const std::filesystem::path& path) {
+    if (const auto yaml = read_config_file(path, faults_)) {
+      apply_text(*yaml, {Source::Kind::kFile, path.string()});
+    }
+  }
+
+  void apply_variable(const std::string& name, const std::string& value) {
+    std::string key;
+    const std::string_view rest = std::string_view(name).substr(kVariablePrefix.size());
+    for (size_t i = 0; i < rest.size(); ++i) {
+      if (rest.substr(i, 2) == "__") {
+        key += '.';
+        ++i;
+      } else {
+        key += static_cast<char>(std::tolower(static_cast<unsigned char>(rest[i])));
+      }
+    }
+    // Without "__" only a key outside all sections is meant; other LONGHALO_ variables belong to someone
+    // else.
+    if (key.find('.') == std::string::npos && schema().find_key(key) == nullptr) return;
+    apply_value(key, value, {Source::Kind::kEnvironment, name});
+  }
+
+  void apply_override(const std::string& assignment) {
+    const Source source{Source::Kind::kOverride, "--set " + shortened(assignment)};
+    const size_t equals = assignment.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      faults_.add(source.name, "is not of the form section.key=value");
+      return;
+    }
+    apply_value(assignment.substr(0, equals), assignment.substr(equals + 1), source);
+  }
+
+  Config finish(Subcommand subcommand) {
+    check_config(subcommand, config_, origins_, faults_);
+    faults_.raise(origins_.config_name);
+    return std::move(config_);
+  }
+
+ private:
+  static std::string shortened(const std::string& assignment) {
+    const std::string shown = in_quotes(assignment);
+    return shown.substr(1, shown.size() - 2);
+  }
+
+  void apply_value(const std::string& key, const std::string& value, const Source& source) {
+    // An empty value is the empty text rather than YAML's null.
+    if (value.empty()) {
+      apply(YAML::Node(std::string()), key, source, {});
+    } else if (const auto node = parse_yaml(value, source, faults_)) {
+      apply(*node, key, source, {});
+    }
+  }
+
+  void apply(const YAML::Node& node, const std::string& path, const Source& source,
+             const YAML::Mark& key_mark) {
+    const std::string place = source.place(key_mark);
+    if (const Key* key = schema().find_key(path)) {
+      const bool good = key->read(node, {source, faults_, path, key_mark}, config_);
+      origins_.place[path] = place;
+      if (good) {
+        origins_.faulty.erase(path);
+      } else {
+        origins_.faulty.insert(path);
+      }
+      return;
+    }
+    if (schema().find_section(path) == nullptr) {
+      faults_.add(place, unknown(path, source));
+      return;
+    }
+    if (node.IsNull()) return;
+    if (!node.IsMap()) {
+      faults_.add(place, text(path.empty() ? std::string("the config") : source.spell(path),
+                              " is a section, not a value; its keys are ", listed(schema().names_in(path))));
+      return;
+    }
+    apply_section(node, path, source);
+  }
+
+  void apply_section(const YAML::Node& map, const std::string& path, const Source& source) {
+    std::map<std::string, int> seen;  // name, line
+    for (const auto& entry : map) {
+      const YAML::Node& name = entry.first;
+      const YAML::Mark mark = name.Mark();
+      if (!name.IsScalar()) {
+        faults_.add(source.place(mark), "a key is not text");
+        continue;
+      }
+      if (name.Scalar() == "<<") {
+        faults_.add(source.place(mark), "YAML merge keys (<<) are not supported; write the keys out");
+        continue;
+      }
+      const std::string key = path.empty() ? name.Scalar() : path + "." + name.Scalar();
+      const auto [first, is_new] = seen.emplace(name.Scalar(), mark.line + 1);
+      if (!is_new) {
+        faults_.add(source.place(mark), text(in_quotes(key), " is given twice, first on line ", first->second,
+                                             "; remove one of the two"));
+        continue;
+      }
+      apply(entry.second, key, source, mark);
+    }
+  }
+
+  static std::string unknown(const std::string& path, const Source& source) {
+    const std::string said = source.kind == Source::Kind::kEnvironment ? std::string("names no config key")
+                                                                       : "unknown key " + in_quotes(path);
+    if (const auto hint = nearest_key(path, schema().all_paths())) {
+      return text(said, "; did you mean ", source.spell(*hint), "?");
+    }
+    // Nothing is near: say what the section that does exist has to offer.
+    std::string section = path;
+    do {
+      const size_t dot = section.rfind('.');
+      section = dot == std::string::npos ? std::string() : section.substr(0, dot);
+    } while (schema().find_section(section) == nullptr);
+    return text(said, "; ", section.empty() ? std::string("the config") : section, " has ",
+                listed(schema().names_in(section)));
+  }
+
+  Config config_;
+  KeyOrigins origins_;
+  Faults faults_;
+};
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> config_environment() {
+  std::vector<std::pair<std::string, std::string>> found;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view whole(*variable);
+    const size_t equals = whole.find('=');
+    if (!whole.starts_with(kVariablePrefix) || equals == std::string_view::npos) continue;
+    found.emplace_back(whole.substr(0, equals), whole.substr(equals + 1));
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+Config load_config(Subcommand subcommand, const ConfigSources& sources) {
+  Loader loader(sources.file ? sources.file->string() : std::string("the command line (no --config file)"));
+  if (sources.file) loader.apply_file(*sources.file);
+  for (const auto& [name, value] : sources.environment) {
+    if (name.starts_with(kVariablePrefix)) loader.apply_variable(name, value);
+  }
+  for (const std::string& assignment : sources.overrides)
+    loader.apply_override(assignment);
+  return loader.finish(subcommand);
+}
+
+Config load_config_text(Subcommand subcommand, std::string_view yaml, std::string_view name) {
+  Loader loader{std::string(name)};
+  loader.apply_text(yaml, {Source::Kind::kFile, std::string(name)});
+  return loader.finish(subcommand);
+}
+
+std::string log_path(const Config& config) {
+  if (!config.run.log.empty() || config.output.directory.empty()) return config.run.log;
+  return (std::filesystem::path(config.output.directory) / "log.jsonl").string();
+}
+
+}  // namespace longhalo

@@ -1,0 +1,184 @@
+#include "config/schema.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace longhalo {
+namespace {
+
+constexpr int64_t kMostTokens = int64_t{1} << 40;
+constexpr int64_t kMostSeed = std::numeric_limits<int64_t>::max();
+
+const std::vector<std::string> kTaskNames = {"generate", "score", "embed"};
+
+/// `field` gives the member of a Config that `codec` reads and writes.
+template <class Codec, class Field>
+Key key(std::string path, const Codec& codec, Field field, std::string doc) {
+  return {.path = std::move(path),
+          .doc = std::move(doc),
+          .type = codec.type(),
+          .read = [codec, field](const YAML::Node& node, const ValueContext& context,
+                                 Config& config) { return codec.read(node, context, field(config)); },
+          .write = [codec, field](const Config& config) { return codec.write(field(config)); }};
+}
+
+#define FIELD(member)         \
+  [](auto& config) -> auto& { \
+    return config.member;     \
+  }
+
+Schema make_schema() {
+  const TextValue text;
+  const TextList texts;
+  const auto whole = [](int64_t least, int64_t most) { return WholeNumber{least, most}; };
+  Schema all;
+
+  all.sections.push_back({"model", "The transformer that reads the document."});
+  all.keys.push_back(key("model.path", text, FIELD(model.path),
+                         "Directory of a Hugging Face model of the Llama family (config.json, *.safetensors, "
+                         "tokenizer). With random weights only its tokenizer is used."));
+  all.keys.push_back(key("model.weights", Choice<WeightsSource>{{"checkpoint", "random"}},
+                         FIELD(model.weights),
+                         "checkpoint reads the weights of model.path; random draws them, in the shape of "
+                         "model.shape, to measure speed."));
+  all.keys.push_back(
+      key("model.seed", whole(0, kMostSeed), FIELD(model.seed), "Seed of the random weights."));
+  all.sections.push_back({"model.shape", "The shape of a model with random weights."});
+  all.keys.push_back(key("model.shape.layers", whole(1, 10000), FIELD(model.shape.layers), "Layers."));
+  all.keys.push_back(key("model.shape.hidden", whole(1, 1 << 20), FIELD(model.shape.hidden), "Hidden size."));
+  all.keys.push_back(key("model.shape.ffn", whole(1, 1 << 22), FIELD(model.shape.ffn), "Feed-forward size."));
+  all.keys.push_back(key("model.shape.heads", whole(1, 4096), FIELD(model.shape.heads), "Query heads."));
+  all.keys.push_back(key("model.shape.kv_heads", whole(1, 4096), FIELD(model.shape.kv_heads),
+                         "Key/value heads; divides the query heads."));
+  all.keys.push_back(
+      key("model.shape.head_dim", whole(2, 1024), FIELD(model.shape.head_dim), "Head dimension; even."));
+  all.keys.push_back(
+      key("model.shape.vocabulary", whole(1, 1 << 24), FIELD(model.shape.vocabulary), "Vocabulary."));
+
+  all.sections.push_back({"attention",
+                          "Which keys a token sees: exact ones near it, summaries (landmarks) of all "
+                          "before them."});
+  all.keys.push_back(key("attention.window", whole(1, kMostTokens), FIELD(attention.window),
+                         "Tokens seen exactly: the token itself and the window - 1 before it."));
+  all.keys.push_back(
+      key("attention.landmark_stride", whole(0, kMostTokens), FIELD(attention.landmark_stride),
+          "Tokens that one landmark summarises, at most the window; 0 is no landmarks: nothing "
+          "out of the window is seen."));
+  all.keys.push_back(key("attention.bands", BandList{}, FIELD(attention.bands),
+                         "Replaces window and landmark_stride when not empty: token i sees the key of tokens "
+                         "[g*stride, (g+1)*stride) when it begins at i - near or before and reaches beyond "
+                         "i - far."));
+  all.keys.push_back(
+      key("attention.landmark_bias", AutoOrNumber{{-1000, 1000}}, FIELD(attention.landmark_bias),
+          "Added to the scores of landmarks. auto takes the checkpoint's own, and -3 where it has "
+          "none."));
+
+  all.sections.push_back({"input", "What is read and what is asked."});
+  all.keys.push_back(
+      key("input.documents", texts, FIELD(input.documents), "Text files (UTF-8), a document each."));
+  all.keys.push_back(key("input.tokens", text, FIELD(input.tokens),
+                         "HDF5 token file (written by longhalo tokenize), instead of documents."));
+  all.keys.push_back(key("input.prompts_file", text, FIELD(input.prompts_file),
+                         "Text file with one prompt a line, instead of prompts."));
+  all.keys.push_back(key("input.prompts", texts, FIELD(input.prompts),
+                         "Asked about each document; the model's chat template places document and prompt."));
+  all.keys.push_back(key("input.system_prompt", text, FIELD(input.system_prompt),
+                         "The system message; empty leaves it to the chat template."));
+
+  all.keys.push_back(key("tasks", ChoiceList<Task>{kTaskNames}, FIELD(tasks),
+                         "What to do with each document: generate answers the prompts, score gives the "
+                         "log-probability of every token, embed a vector for every chunk."));
+
+  all.sections.push_back({"generate", "How answers are drawn."});
+  all.keys.push_back(key("generate.max_new_tokens", whole(1, int64_t{1} << 31),
+                         FIELD(generate.max_new_tokens), "Longest answer, in tokens."));
+  all.keys.push_back(key("generate.temperature", RealNumber{0, 100}, FIELD(generate.temperature),
+                         "0 takes the most likely token (greedy)."));
+  all.keys.push_back(key("generate.top_p", RealNumber{0, 1, RealNumber::Edge::kOpen}, FIELD(generate.top_p),
+                         "Draws from the most likely tokens that together have this probability."));
+  all.keys.push_back(key("generate.seed", whole(0, kMostSeed), FIELD(generate.seed), "Seed of the draws."));
+
+  all.sections.push_back({"embed", "How vectors are made."});
+  all.keys.push_back(key("embed.chunk_tokens", whole(1, kMostTokens), FIELD(embed.chunk_tokens),
+                         "Tokens whose final hidden states are averaged to one vector."));
+
+  all.sections.push_back({"output", "Where results go."});
+  all.keys.push_back(key("output.directory", text, FIELD(output.directory),
+                         "Folder of results.jsonl and the HDF5 arrays; made when missing."));
+  all.keys.push_back(
+      key("output.if_exists", Choice<IfExists>{{"error", "resume", "replace"}}, FIELD(output.if_exists),
+          "What to do with results that are there already: stop with an error, keep them and do "
+          "the rest, or replace them."));
+
+  all.sections.push_back({"run", "How the job runs."});
+  all.keys.push_back(key("run.threads", whole(0, 4096), FIELD(run.threads),
+                         "Threads of a rank; 0 is the cores of the rank."));
+  all.keys.push_back(key("run.token_tile", whole(1, 1 << 20), FIELD(run.token_tile),
+                         "Tokens that go through a layer at once; temporaries grow with it."));
+  all.keys.push_back(key("run.progress", Choice<ProgressStyle>{{"auto", "bar", "lines", "off"}},
+                         FIELD(run.progress), "auto is a bar on a terminal and plain lines elsewhere."));
+  all.keys.push_back(
+      key("run.log", text, FIELD(run.log), "File of the JSONL log; empty is log.jsonl in output.directory."));
+
+  all.sections.push_back({"bench", "What longhalo bench measures."});
+  all.keys.push_back(
+      key("bench.tokens", whole(1, kMostTokens), FIELD(bench.tokens), "Tokens of the sequence."));
+  all.keys.push_back(key("bench.repeats", whole(1, 100000), FIELD(bench.repeats), "Timed repetitions."));
+  all.keys.push_back(
+      key("bench.heads", whole(1, 4096), FIELD(bench.heads), "Query heads of the attention benchmark."));
+  all.keys.push_back(key("bench.kv_heads", whole(1, 4096), FIELD(bench.kv_heads),
+                         "Key/value heads of the attention benchmark; divides the query heads."));
+  all.keys.push_back(key("bench.head_dim", whole(2, 1024), FIELD(bench.head_dim),
+                         "Head dimension of the attention benchmark; even."));
+  all.keys.push_back(
+      key("bench.json", text, FIELD(bench.json), "File for the results as JSON; empty prints a table only."));
+  return all;
+}
+
+#undef FIELD
+
+}  // namespace
+
+const Key* Schema::find_key(std::string_view path) const {
+  const auto found = std::find_if(keys.begin(), keys.end(), [&](const Key& one) { return one.path == path; });
+  return found == keys.end() ? nullptr : &*found;
+}
+
+const Section* Schema::find_section(std::string_view path) const {
+  static const Section whole{"", "The whole config."};
+  if (path.empty()) return &whole;
+  const auto found =
+      std::find_if(sections.begin(), sections.end(), [&](const Section& one) { return one.path == path; });
+  return found == sections.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> Schema::all_paths() const {
+  std::vector<std::string> paths;
+  for (const Section& section : sections)
+    paths.push_back(section.path);
+  for (const Key& one : keys)
+    paths.push_back(one.path);
+  return paths;
+}
+
+std::vector<std::string> Schema::names_in(std::string_view section) const {
+  const std::string prefix = section.empty() ? std::string() : std::string(section) + ".";
+  std::vector<std::string> names;
+  for (const std::string& path : all_paths()) {
+    if (path.starts_with(prefix) && path.find('.', prefix.size()) == std::string::npos) {
+      names.push_back(path.substr(prefix.size()));
+    }
+  }
+  return names;
+}
+
+const Schema& schema() {
+  static const Schema all = make_schema();
+  return all;
+}
+
+std::string_view task_name(Task task) {
+  return kTaskNames[static_cast<size_t>(task)];
+}
+
+}  // namespace longhalo

@@ -1,0 +1,111 @@
+#include "config/yaml_text.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+#include <vector>
+
+#include "core/text.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr int64_t kLargestBytes = 1 << 20;
+
+/// Offset of the first byte that is not well-formed UTF-8 (Unicode 15, table 3-7), or npos.
+size_t first_bad_utf8(std::string_view bytes) {
+  const auto at = [&](size_t i) { return i < bytes.size() ? static_cast<unsigned char>(bytes[i]) : 0; };
+  size_t i = 0;
+  while (i < bytes.size()) {
+    const int lead = at(i);
+    int length = 1;
+    int low = 0x80, high = 0xBF;  // of the second byte
+    if (lead >= 0xC2 && lead <= 0xDF) {
+      length = 2;
+    } else if (lead >= 0xE0 && lead <= 0xEF) {
+      length = 3;
+      if (lead == 0xE0) low = 0xA0;
+      if (lead == 0xED) high = 0x9F;
+    } else if (lead >= 0xF0 && lead <= 0xF4) {
+      length = 4;
+      if (lead == 0xF0) low = 0x90;
+      if (lead == 0xF4) high = 0x8F;
+    } else if (lead >= 0x80) {
+      return i;
+    }
+    for (int k = 1; k < length; ++k) {
+      const int byte = at(i + static_cast<size_t>(k));
+      if (byte < low || byte > high) return i;
+      low = 0x80;
+      high = 0xBF;
+    }
+    i += static_cast<size_t>(length);
+  }
+  return std::string_view::npos;
+}
+
+YAML::Mark mark_at(std::string_view text, size_t offset) {
+  YAML::Mark mark;
+  const std::string_view before = text.substr(0, offset);
+  mark.line = static_cast<int>(std::count(before.begin(), before.end(), '\n'));
+  const size_t line_start = before.rfind('\n');
+  mark.column = static_cast<int>(line_start == std::string_view::npos ? offset : offset - line_start - 1);
+  return mark;
+}
+
+}  // namespace
+
+std::optional<std::string> read_config_file(const std::filesystem::path& path, Faults& faults) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (status.type() == std::filesystem::file_type::not_found) {
+    faults.add(path.string(), "there is no such config file");
+    return std::nullopt;
+  }
+  if (error || status.type() == std::filesystem::file_type::directory) {
+    faults.add(path.string(), error ? "the config file cannot be read: " + error.message()
+                                    : std::string("is a directory, not a config file"));
+    return std::nullopt;
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::string content(static_cast<size_t>(kLargestBytes) + 1, '\0');
+  file.read(content.data(), static_cast<std::streamsize>(content.size()));
+  if (!file.is_open() || file.bad()) {
+    faults.add(path.string(), "the config file cannot be read; check its permissions");
+    return std::nullopt;
+  }
+  if (file.gcount() > kLargestBytes) {
+    faults.add(path.string(), text("is larger than ", kLargestBytes,
+                                   " bytes, too large for a config; is it the "
+                                   "right file?"));
+    return std::nullopt;
+  }
+  content.resize(static_cast<size_t>(file.gcount()));
+  return content;
+}
+
+std::optional<YAML::Node> parse_yaml(std::string_view yaml, const Source& source, Faults& faults) {
+  if (const size_t nul = yaml.find('\0'); nul != std::string_view::npos) {
+    faults.add(source.place(mark_at(yaml, nul)), "holds a NUL byte; a config is plain UTF-8 text");
+    return std::nullopt;
+  }
+  if (const size_t bad = first_bad_utf8(yaml); bad != std::string_view::npos) {
+    faults.add(source.place(mark_at(yaml, bad)), "holds bytes that are not UTF-8; save the config as UTF-8");
+    return std::nullopt;
+  }
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(yaml));
+    if (documents.size() > 1) {
+      faults.add(source.place(documents[1].Mark()),
+                 "a second YAML document begins here (after '---'); a config is one document");
+      return std::nullopt;
+    }
+    return documents.empty() ? YAML::Node() : documents.front();
+  } catch (const YAML::Exception& error) {
+    faults.add(source.place(error.mark), "is not YAML: " + error.msg);
+    return std::nullopt;
+  }
+}
+
+}  // namespace longhalo

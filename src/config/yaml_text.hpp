@@ -1,0 +1,20 @@
+// Reads YAML text from a file or a string, refusing what would make later messages or results doubtful: text
+// that is not UTF-8, NUL bytes, several YAML documents, and files too large to be a config.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "config/faults.hpp"
+
+namespace longhalo {
+
+/// Empty, with a fault added, when the file cannot be read or is larger than 1 MiB.
+std::optional<std::string> read_config_file(const std::filesystem::path& path, Faults& faults);
+
+/// The root node (null for empty text). Empty, with a fault added, when `yaml` is not one YAML document.
+std::optional<YAML::Node> parse_yaml(std::string_view yaml, const Source& source, Faults& faults);
+
+}  // namespace longhalo
