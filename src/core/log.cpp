@@ -29,10 +29,20 @@ void write_line(LogLevel level, std::string_view tag, std::string_view message) 
 
 }  // namespace
 
-void set_log_rank(int rank) { log_rank = rank; }
-void set_log_level(LogLevel level) { log_level = level; }
-void log_info(std::string_view message) { write_line(LogLevel::kInfo, ":", message); }
-void log_warning(std::string_view message) { write_line(LogLevel::kWarning, " warning:", message); }
-void log_error(std::string_view message) { write_line(LogLevel::kError, " error:", message); }
+void set_log_rank(int rank) {
+  log_rank = rank;
+}
+void set_log_level(LogLevel level) {
+  log_level = level;
+}
+void log_info(std::string_view message) {
+  write_line(LogLevel::kInfo, ":", message);
+}
+void log_warning(std::string_view message) {
+  write_line(LogLevel::kWarning, " warning:", message);
+}
+void log_error(std::string_view message) {
+  write_line(LogLevel::kError, " error:", message);
+}
 
 }  // namespace longhalo

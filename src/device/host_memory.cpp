@@ -13,7 +13,9 @@ std::atomic<int64_t> peak_bytes{0};
 
 }  // namespace
 
-HostMemory host_memory() { return {current_bytes.load(), peak_bytes.load()}; }
+HostMemory host_memory() {
+  return {current_bytes.load(), peak_bytes.load()};
+}
 
 namespace detail {
 

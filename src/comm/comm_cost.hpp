@@ -1,0 +1,21 @@
+// What communication moved, and how long this rank stood waiting for it.
+#pragma once
+
+#include <cstdint>
+
+namespace longhalo {
+
+struct CommCost {
+  int64_t sent_bytes = 0;
+  int64_t received_bytes = 0;
+  double exposed_seconds = 0;
+
+  CommCost& operator+=(const CommCost& other) {
+    sent_bytes += other.sent_bytes;
+    received_bytes += other.received_bytes;
+    exposed_seconds += other.exposed_seconds;
+    return *this;
+  }
+};
+
+}  // namespace longhalo

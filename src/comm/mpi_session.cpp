@@ -1,0 +1,163 @@
+#include "comm/mpi_session.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+
+#include "core/log.hpp"
+#include "core/text.hpp"
+
+namespace longhalo {
+namespace {
+
+// Started without PMI, every task believes that it is rank 0 of 1: each would do the whole job again.
+void refuse_disconnected_tasks(int ranks) {
+  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
+  const char* step = std::getenv("SLURM_STEP_ID");
+  if (ranks == 1 && step != nullptr && tasks != nullptr && std::atoi(tasks) > 1)
+    throw UserError(text("Slurm started ", tasks, " tasks but MPI sees a single rank"), "the launcher",
+                    "start with `srun --mpi=pmix`, or with mpirun inside the allocation");
+}
+
+constexpr int64_t kLargestMessage = int64_t{1} << 30;
+
+}  // namespace
+
+void check_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char words[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, words, &length);
+  throw InvariantError(text(call, " failed: ", std::string(words, static_cast<size_t>(length))),
+                       std::source_location::current());
+}
+
+MpiSession::MpiSession(int* argc, char*** argv) {
+  int provided = 0;
+  check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(comm_, &ranks_), "MPI_Comm_size");
+  MPI_Comm node = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node),
+            "MPI_Comm_split_type");
+  check_mpi(MPI_Comm_rank(node, &local_rank_), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(node, &local_ranks_), "MPI_Comm_size");
+  MPI_Comm_free(&node);
+  char name[MPI_MAX_PROCESSOR_NAME];
+  int length = 0;
+  check_mpi(MPI_Get_processor_name(name, &length), "MPI_Get_processor_name");
+  host_.assign(name, static_cast<size_t>(length));
+  set_log_rank(rank_);
+  refuse_disconnected_tasks(ranks_);
+}
+
+MpiSession::~MpiSession() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized != 0) return;
+  if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
+  MPI_Finalize();
+}
+
+std::vector<std::string> MpiSession::hosts() const {
+  std::vector<char> own(MPI_MAX_PROCESSOR_NAME, '\0'), all(own.size() * static_cast<size_t>(ranks_));
+  std::copy(host_.begin(), host_.end(), own.begin());
+  const int width = static_cast<int>(own.size());
+  check_mpi(MPI_Allgather(own.data(), width, MPI_CHAR, all.data(), width, MPI_CHAR, comm_), "MPI_Allgather");
+  std::vector<std::string> names;
+  for (int r = 0; r < ranks_; ++r)
+    names.emplace_back(all.data() + static_cast<size_t>(r) * own.size());
+  return names;
+}
+
+void MpiSession::together(const std::function<void()>& work) const {
+  std::string message;
+  auto code = ExitCode::kDone;
+  try {
+    work();
+  } catch (const UserError& error) {
+    message = error.what();
+    code = ExitCode::kUserError;
+  } catch (const std::exception& error) {
+    message = error.what();
+    code = ExitCode::kInternalError;
+  }
+  const int none = std::numeric_limits<int>::max();
+  int failed = code == ExitCode::kDone ? none : rank_;
+  int first = none;
+  check_mpi(MPI_Allreduce(&failed, &first, 1, MPI_INT, MPI_MIN, comm_), "MPI_Allreduce");
+  if (first == none) return;
+  message = broadcast_text(*this, message, first);
+  code = static_cast<ExitCode>(broadcast_count(*this, static_cast<int64_t>(code), first));
+  throw JointError(
+      ranks_ > 1 ? text(message, "\n  rank:   ", first, " on host ", hosts()[static_cast<size_t>(first)])
+                 : message,
+      code, first);
+}
+
+void MpiSession::abort(ExitCode exit_code) const {
+  MPI_Abort(comm_, static_cast<int>(exit_code));
+  std::_Exit(static_cast<int>(exit_code));  // MPI_Abort does not return; this keeps the promise if it did
+}
+
+void broadcast_bytes(const MpiSession& session, void* data, int64_t bytes, int root) {
+  auto* at = static_cast<char*>(data);
+  for (int64_t left = bytes; left > 0;) {
+    const int64_t part = std::min(left, kLargestMessage);
+    check_mpi(MPI_Bcast(at, static_cast<int>(part), MPI_BYTE, root, session.comm()), "MPI_Bcast");
+    at += part;
+    left -= part;
+  }
+}
+
+int64_t broadcast_count(const MpiSession& session, int64_t value, int root) {
+  check_mpi(MPI_Bcast(&value, 1, MPI_INT64_T, root, session.comm()), "MPI_Bcast");
+  return value;
+}
+
+std::string broadcast_text(const MpiSession& session, std::string value, int root) {
+  const int64_t size = broadcast_count(session, static_cast<int64_t>(value.size()), root);
+  value.resize(static_cast<size_t>(size));
+  broadcast_bytes(session, value.data(), size, root);
+  return value;
+}
+
+std::vector<std::string> gather_text(const MpiSession& session, const std::string& value) {
+  constexpr int kTag = 71;
+  std::vector<std::string> all;
+  if (!session.is_root()) {
+    check(static_cast<int64_t>(value.size()) <= kLargestMessage, "a gathered text is at most 1 GiB");
+    check_mpi(MPI_Send(value.data(), static_cast<int>(value.size()), MPI_CHAR, 0, kTag, session.comm()),
+              "MPI_Send");
+    return all;
+  }
+  all.push_back(value);
+  for (int peer = 1; peer < session.ranks(); ++peer) {
+    MPI_Status status;
+    check_mpi(MPI_Probe(peer, kTag, session.comm(), &status), "MPI_Probe");
+    int size = 0;
+    check_mpi(MPI_Get_count(&status, MPI_CHAR, &size), "MPI_Get_count");
+    std::string received(static_cast<size_t>(size), '\0');
+    check_mpi(MPI_Recv(received.data(), size, MPI_CHAR, peer, kTag, session.comm(), MPI_STATUS_IGNORE),
+              "MPI_Recv");
+    all.push_back(std::move(received));
+  }
+  return all;
+}
+
+RankSpread spread_over_ranks(const MpiSession& session, double value) {
+  double extremes[2] = {-value, value}, sum = 0;
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, extremes, 2, MPI_DOUBLE, MPI_MAX, session.comm()), "MPI_Allreduce");
+  check_mpi(MPI_Allreduce(&value, &sum, 1, MPI_DOUBLE, MPI_SUM, session.comm()), "MPI_Allreduce");
+  return {-extremes[0], sum / session.ranks(), extremes[1]};
+}
+
+int64_t sum_over_ranks(const MpiSession& session, int64_t value) {
+  int64_t sum = 0;
+  check_mpi(MPI_Allreduce(&value, &sum, 1, MPI_INT64_T, MPI_SUM, session.comm()), "MPI_Allreduce");
+  return sum;
+}
+
+}  // namespace longhalo

@@ -1,0 +1,48 @@
+#include "comm/row_broadcast.hpp"
+
+#include <algorithm>
+
+#include "core/clock.hpp"
+
+namespace longhalo {
+
+RowBroadcast::RowBroadcast(const MpiSession& session, const ShardPlan& shards, TokenRange range,
+                           int64_t row_elements)
+    : session_(session), parts_(rows_by_owner(shards, range)), row_elements_(row_elements) {}
+
+void RowBroadcast::start(const KvRows& own, const KvRows& all) {
+  constexpr int64_t kLargestMessageElements = (int64_t{1} << 30) / static_cast<int64_t>(sizeof(float));
+  check(requests_.empty(), "a broadcast is waited for before it starts again");
+  for (const RowTransfer& part : parts_) {
+    const int64_t elements = part.range.size() * row_elements_;
+    const int64_t target = (part.range.begin - all.first) * row_elements_;
+    const bool owner = part.peer == session_.rank();
+    if (owner) {
+      const int64_t source = (part.range.begin - own.first) * row_elements_;
+      std::copy_n(own.k + source, elements, all.k + target);
+      std::copy_n(own.v + source, elements, all.v + target);
+    }
+    if (session_.ranks() == 1) continue;
+    for (float* data : {all.k, all.v}) {
+      for (int64_t done = 0; done < elements; done += kLargestMessageElements) {
+        const auto count = static_cast<int>(std::min(elements - done, kLargestMessageElements));
+        MPI_Request request = MPI_REQUEST_NULL;
+        check_mpi(MPI_Ibcast(data + target + done, count, MPI_FLOAT, part.peer, session_.comm(), &request),
+                  "MPI_Ibcast");
+        requests_.push_back(request);
+      }
+    }
+    const int64_t bytes = 2 * elements * static_cast<int64_t>(sizeof(float));
+    (owner ? cost_.sent_bytes : cost_.received_bytes) += bytes;
+  }
+}
+
+void RowBroadcast::wait() {
+  const Stopwatch watch;
+  check_mpi(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE),
+            "MPI_Waitall");
+  requests_.clear();
+  cost_.exposed_seconds += watch.seconds();
+}
+
+}  // namespace longhalo

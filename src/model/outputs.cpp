@@ -1,0 +1,120 @@
+#include "model/outputs.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/logits/logits.hpp"
+#include "model/layer.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr int64_t kNormTile = 256;
+
+// Rows of logits that fit about 32 MiB.
+int64_t logit_rows(int64_t vocabulary) {
+  return std::clamp<int64_t>((int64_t{8} << 20) / vocabulary, 1, 256);
+}
+
+// Concatenates the ranks' parts on rank 0, in rank order. A part may be larger than an MPI count in bytes,
+// not in elements over all ranks.
+template <class T>
+std::vector<T> gather_parts(const MpiSession& session, const std::vector<T>& part) {
+  MPI_Datatype element = MPI_DATATYPE_NULL;
+  check_mpi(MPI_Type_contiguous(static_cast<int>(sizeof(T)), MPI_BYTE, &element), "MPI_Type_contiguous");
+  check_mpi(MPI_Type_commit(&element), "MPI_Type_commit");
+  const auto count = static_cast<int>(part.size());
+  std::vector<int> counts(static_cast<size_t>(session.ranks()));
+  check_mpi(MPI_Allgather(&count, 1, MPI_INT, counts.data(), 1, MPI_INT, session.comm()), "MPI_Allgather");
+  std::vector<int> begins;
+  int64_t total = 0;
+  for (const int c : counts) {
+    begins.push_back(static_cast<int>(total));
+    total += c;
+  }
+  check(total <= std::numeric_limits<int>::max(), "gathered elements fit an MPI count");
+  std::vector<T> all(session.is_root() ? static_cast<size_t>(total) : 0);
+  check_mpi(MPI_Gatherv(part.data(), count, element, all.data(), counts.data(), begins.data(), element, 0,
+                        session.comm()),
+            "MPI_Gatherv");
+  MPI_Type_free(&element);
+  return all;
+}
+
+}  // namespace
+
+std::vector<float> score_tokens(const MpiSession& session, const Weights& weights, const ShardPlan& shards,
+                                std::span<const int32_t> tokens, const float* residual,
+                                const RowProgress& progress) {
+  const ModelConfig& c = weights.config;
+  const TokenRange shard = shards.shard(session.rank());
+  const int64_t tile = std::min(logit_rows(c.vocabulary), std::max<int64_t>(shard.size(), 1));
+  HostBuffer<float> hidden(tile * c.hidden, "hidden states of a tile");
+  HostBuffer<float> logits(tile * c.vocabulary, "logits of a tile");
+  std::vector<double> normaliser(static_cast<size_t>(tile));
+
+  // Row i predicts token i + 1, so a shard yields the scores of (begin, end], and rank 0 also that of token
+  // 0.
+  std::vector<float> scores;
+  if (shard.begin == 0 && !shard.empty()) scores.push_back(0);
+  for (int64_t at = shard.begin; at < shard.end; at += tile) {
+    const int64_t rows =
+        std::min(tile, std::min(shard.end, shards.tokens() - 1) - at);  // the last token has no label
+    if (rows <= 0) break;
+    final_norm(weights, rows, residual + (at - shard.begin) * c.hidden, hidden.data());
+    logits_of(weights, rows, hidden.data(), logits.data());
+    log_sum_exp(rows, c.vocabulary, logits.data(), normaliser.data());
+    for (int64_t row = 0; row < rows; ++row) {
+      const float logit = logits[row * c.vocabulary + tokens[static_cast<size_t>(at + row + 1)]];
+      scores.push_back(static_cast<float>(logit - normaliser[static_cast<size_t>(row)]));
+    }
+    if (progress) progress(at + rows - shard.begin, shard.size());
+  }
+  return gather_parts(session, scores);
+}
+
+std::vector<float> embed_chunks(const MpiSession& session, const Weights& weights, const ShardPlan& shards,
+                                const float* residual, int64_t chunk_tokens) {
+  const int64_t hidden_size = weights.config.hidden;
+  const TokenRange shard = shards.shard(session.rank());
+  // A chunk may lie on two ranks or more: each gives its partial sum, rank 0 adds them in rank order.
+  const int64_t first_chunk = shard.begin / chunk_tokens;
+  const int64_t chunks = shard.empty() ? 0 : (shard.end - 1) / chunk_tokens - first_chunk + 1;
+  std::vector<double> sums(static_cast<size_t>(chunks * hidden_size), 0.0);
+  HostBuffer<float> hidden(kNormTile * hidden_size, "hidden states of a tile");
+  for (int64_t at = shard.begin; at < shard.end; at += kNormTile) {
+    const int64_t rows = std::min(kNormTile, shard.end - at);
+    final_norm(weights, rows, residual + (at - shard.begin) * hidden_size, hidden.data());
+    for (int64_t row = 0; row < rows; ++row) {
+      double* sum = sums.data() + ((at + row) / chunk_tokens - first_chunk) * hidden_size;
+      const float* state = hidden.data() + row * hidden_size;
+      for (int64_t c = 0; c < hidden_size; ++c)
+        sum[c] += state[c];
+    }
+  }
+
+  const std::vector<double> parts = gather_parts(session, sums);
+  if (!session.is_root()) return {};
+  const int64_t tokens = shards.tokens();
+  const int64_t all_chunks = (tokens + chunk_tokens - 1) / chunk_tokens;
+  std::vector<double> totals(static_cast<size_t>(all_chunks * hidden_size), 0.0);
+  auto part = parts.begin();
+  for (int rank = 0; rank < shards.ranks(); ++rank) {
+    const TokenRange owned = shards.shard(rank);
+    if (owned.empty()) continue;
+    for (int64_t chunk = owned.begin / chunk_tokens; chunk <= (owned.end - 1) / chunk_tokens; ++chunk)
+      for (int64_t c = 0; c < hidden_size; ++c)
+        totals[static_cast<size_t>(chunk * hidden_size + c)] += *part++;
+  }
+  std::vector<float> means(totals.size());
+  for (int64_t chunk = 0; chunk < all_chunks; ++chunk) {
+    const int64_t members = std::min(chunk_tokens, tokens - chunk * chunk_tokens);
+    for (int64_t c = 0; c < hidden_size; ++c) {
+      const auto at = static_cast<size_t>(chunk * hidden_size + c);
+      means[at] = static_cast<float>(totals[at] / static_cast<double>(members));
+    }
+  }
+  return means;
+}
+
+}  // namespace longhalo
