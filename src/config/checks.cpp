@@ -1,7 +1,10 @@
 #include "config/checks.hpp"
 
+#include <algorithm>
 #include <initializer_list>
 #include <numeric>
+#include <utility>
+#include <vector>
 
 #include "config/schema.hpp"
 #include "core/text.hpp"

@@ -19,7 +19,7 @@ namespace longhalo {
 enum class WeightsSource { kCheckpoint, kRandom };
 enum class Task { kGenerate, kScore, kEmbed };
 enum class IfExists { kError, kResume, kReplace };
-enum class ProgressStyle { kAuto, kBar, kLines, kOff };
+enum class ProgressMode { kAuto, kBar, kLines, kOff };
 
 /// What is run decides which keys are needed.
 enum class Subcommand { kInfer, kTokenize, kBenchAttention, kBenchPrefill, kDoctor };
@@ -27,8 +27,6 @@ enum class Subcommand { kInfer, kTokenize, kBenchAttention, kBenchPrefill, kDoct
 /// `far` of a band that reaches back to the first token; "inf" in YAML.
 inline constexpr int64_t kFarUnlimited = std::numeric_limits<int64_t>::max();
 
-/// Landmark logit bias where neither the config nor the checkpoint names one (DESIGN section 2).
-inline constexpr double kDefaultLandmarkBias = -3.0;
 
 struct BandConfig {
   int64_t stride = 1;  // tokens a key
@@ -60,7 +58,6 @@ struct Config {
     int64_t window = 2048;                // tokens
     int64_t landmark_stride = 256;        // tokens; 0 is no landmarks
     std::vector<BandConfig> bands;        // when not empty, replaces window and landmark_stride
-    std::optional<double> landmark_bias;  // empty ("auto"): the checkpoint's own, else kDefaultLandmarkBias
     bool operator==(const Attention&) const = default;
   };
 
@@ -95,7 +92,7 @@ struct Config {
   struct Run {
     int64_t threads = 0;  // 0: the cores of the rank
     int64_t token_tile = 512;
-    ProgressStyle progress = ProgressStyle::kAuto;
+    ProgressMode progress = ProgressMode::kAuto;
     std::string log;  // see log_path()
     bool operator==(const Run&) const = default;
   };

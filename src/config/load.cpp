@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <utility>
 
 #include "config/checks.hpp"
 #include "config/config.hpp"
@@ -22,13 +23,15 @@ class Loader {
   explicit Loader(std::string config_name) { origins_.config_name = std::move(config_name); }
 
   void apply_text(std::string_view yaml, const Source& source) {
-    if (const auto root = parse_yaml(yaml, source, faults_)) apply(*root, "", source, root->Mark());
+    const auto root = parse_yaml(yaml, source, faults_);
+    unread_ = unread_ || !root;
+    if (root) apply(*root, "", source, root->Mark());
   }
 
   void apply_file(const std::filesystem::path& path) {
-    if (const auto yaml = read_config_file(path, faults_)) {
-      apply_text(*yaml, {Source::Kind::kFile, path.string()});
-    }
+    const auto yaml = read_config_file(path, faults_);
+    unread_ = unread_ || !yaml;
+    if (yaml) apply_text(*yaml, {Source::Kind::kFile, path.string()});
   }
 
   void apply_variable(const std::string& name, const std::string& value) {
@@ -59,7 +62,8 @@ class Loader {
   }
 
   Config finish(Subcommand subcommand) {
-    check_config(subcommand, config_, origins_, faults_);
+    // What an unreadable source would have set is not missing.
+    if (!unread_) check_config(subcommand, config_, origins_, faults_);
     faults_.raise(origins_.config_name);
     return std::move(config_);
   }
@@ -72,11 +76,9 @@ class Loader {
 
   void apply_value(const std::string& key, const std::string& value, const Source& source) {
     // An empty value is the empty text rather than YAML's null.
-    if (value.empty()) {
-      apply(YAML::Node(std::string()), key, source, {});
-    } else if (const auto node = parse_yaml(value, source, faults_)) {
-      apply(*node, key, source, {});
-    }
+    const auto node = value.empty() ? YAML::Node(std::string()) : parse_yaml(value, source, faults_);
+    unread_ = unread_ || !node;
+    if (node) apply(*node, key, source, {});
   }
 
   void apply(const YAML::Node& node, const std::string& path, const Source& source,
@@ -148,6 +150,7 @@ class Loader {
   Config config_;
   KeyOrigins origins_;
   Faults faults_;
+  bool unread_ = false;  // a source could not be read as YAML
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "config/schema.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace longhalo {
@@ -115,7 +116,7 @@ Schema make_schema() {
                          "Threads of a rank; 0 is the cores of the rank."));
   all.keys.push_back(key("run.token_tile", whole(1, 1 << 20), FIELD(run.token_tile),
                          "Tokens that go through a layer at once; temporaries grow with it."));
-  all.keys.push_back(key("run.progress", Choice<ProgressStyle>{{"auto", "bar", "lines", "off"}},
+  all.keys.push_back(key("run.progress", Choice<ProgressMode>{{"auto", "bar", "lines", "off"}},
                          FIELD(run.progress), "auto is a bar on a terminal and plain lines elsewhere."));
   all.keys.push_back(
       key("run.log", text, FIELD(run.log), "File of the JSONL log; empty is log.jsonl in output.directory."));
