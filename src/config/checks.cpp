@@ -17,7 +17,7 @@ constexpr int64_t kMostAlignment = int64_t{1} << 31;
 
 class Checker {
  public:
-  Checker(Subcommand subcommand, const Config& config, const KeyOrigins& origins, Faults& faults)
+  Checker(Subcommand subcommand, const Config& config, const KeyOrigins& origins, ConfigFaults& faults)
       : subcommand_(subcommand), config_(config), origins_(origins), faults_(faults) {}
 
   void run() {
@@ -129,7 +129,7 @@ class Checker {
       check_heads("model.shape", model.shape.heads, model.shape.kv_heads, model.shape.head_dim);
     } else if (!(model.shape == Config::Model::Shape{}) && !origins_.faulty.contains("model.weights")) {
       std::string_view first = "model.shape.layers";
-      for (const Key& key : schema().keys) {
+      for (const ConfigKey& key : schema().keys) {
         if (key.path.starts_with("model.shape.") && key.write(config_) != key.write(Config{})) {
           first = key.path;
           break;
@@ -210,12 +210,13 @@ class Checker {
   Subcommand subcommand_;
   const Config& config_;
   const KeyOrigins& origins_;
-  Faults& faults_;
+  ConfigFaults& faults_;
 };
 
 }  // namespace
 
-void check_config(Subcommand subcommand, const Config& config, const KeyOrigins& origins, Faults& faults) {
+void check_config(Subcommand subcommand, const Config& config, const KeyOrigins& origins,
+                  ConfigFaults& faults) {
   Checker(subcommand, config, origins, faults).run();
 }
 

@@ -1,4 +1,4 @@
-// Faults that no single value shows: missing keys of a subcommand, and values that cannot go together.
+// ConfigFaults that no single value shows: missing keys of a subcommand, and values that cannot go together.
 #pragma once
 
 #include <map>
@@ -18,6 +18,7 @@ struct KeyOrigins {
   std::string config_name;  // stands for the place of a key that is nowhere set
 };
 
-void check_config(Subcommand subcommand, const Config& config, const KeyOrigins& origins, Faults& faults);
+void check_config(Subcommand subcommand, const Config& config, const KeyOrigins& origins,
+                  ConfigFaults& faults);
 
 }  // namespace longhalo

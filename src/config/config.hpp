@@ -27,7 +27,6 @@ enum class Subcommand { kInfer, kTokenize, kBenchAttention, kBenchPrefill, kDoct
 /// `far` of a band that reaches back to the first token; "inf" in YAML.
 inline constexpr int64_t kFarUnlimited = std::numeric_limits<int64_t>::max();
 
-
 struct BandConfig {
   int64_t stride = 1;  // tokens a key
   int64_t near = 0;    // tokens
@@ -58,6 +57,7 @@ struct Config {
     int64_t window = 2048;                // tokens
     int64_t landmark_stride = 256;        // tokens; 0 is no landmarks
     std::vector<BandConfig> bands;        // when not empty, replaces window and landmark_stride
+    std::optional<double> landmark_bias;  // empty ("auto"): the checkpoint's own, else -3 (DESIGN section 2)
     bool operator==(const Attention&) const = default;
   };
 

@@ -65,7 +65,7 @@ std::string dump(const Config& config, Comments comments) {
   const auto indent_of = [](std::string_view path) {
     return std::string(2 * static_cast<size_t>(std::count(path.begin(), path.end(), '.')), ' ');
   };
-  for (const Key& key : schema().keys) {
+  for (const ConfigKey& key : schema().keys) {
     const size_t dot = key.path.rfind('.');
     const std::string key_section = dot == std::string::npos ? std::string() : key.path.substr(0, dot);
     if (key_section != section || key_section.empty()) {
@@ -101,7 +101,7 @@ std::string dump_yaml(const Config& config) {
 
 std::string dump_json(const Config& config) {
   Json root = Json::object();
-  for (const Key& key : schema().keys) {
+  for (const ConfigKey& key : schema().keys) {
     Json* place = &root;
     size_t begin = 0;
     for (size_t dot = key.path.find('.'); dot != std::string::npos; dot = key.path.find('.', begin)) {

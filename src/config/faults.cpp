@@ -7,13 +7,13 @@
 
 namespace longhalo {
 
-std::string Source::place(const YAML::Mark& mark) const {
+std::string ValueSource::place(const YAML::Mark& mark) const {
   if (kind == Kind::kEnvironment) return "environment variable " + name;
   if (kind == Kind::kOverride || mark.line < 0) return name;
   return text(name, ":", mark.line + 1, ":", mark.column + 1);
 }
 
-std::string Source::spell(std::string_view key) const {
+std::string ValueSource::spell(std::string_view key) const {
   if (kind != Kind::kEnvironment) return std::string(key);
   std::string spelled = "LONGHALO_";
   for (const char c : key) {
@@ -26,11 +26,11 @@ std::string Source::spell(std::string_view key) const {
   return spelled;
 }
 
-void Faults::add(std::string_view place, std::string_view what) {
+void ConfigFaults::add(std::string_view place, std::string_view what) {
   lines_.push_back(text(place, ": ", what));
 }
 
-void Faults::raise(std::string_view where) const {
+void ConfigFaults::raise(std::string_view where) const {
   if (lines_.empty()) return;
   std::string all = lines_.size() == 1 ? std::string("the config has a fault:")
                                        : text("the config has ", lines_.size(), " faults:");

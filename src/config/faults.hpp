@@ -10,7 +10,7 @@
 
 namespace longhalo {
 
-struct Source {
+struct ValueSource {
   enum class Kind { kFile, kEnvironment, kOverride };
   Kind kind = Kind::kFile;
   std::string name;  // the path, the variable's name, or "--set a.b=..."
@@ -21,7 +21,7 @@ struct Source {
   std::string spell(std::string_view key) const;
 };
 
-class Faults {
+class ConfigFaults {
  public:
   void add(std::string_view place, std::string_view what);
   bool empty() const { return lines_.empty(); }
@@ -34,8 +34,8 @@ class Faults {
 
 /// What a codec needs to report a fault of the value of `key`.
 struct ValueContext {
-  const Source& source;
-  Faults& faults;
+  const ValueSource& source;
+  ConfigFaults& faults;
   std::string key;
   YAML::Mark key_mark;
 

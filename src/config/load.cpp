@@ -22,7 +22,7 @@ class Loader {
  public:
   explicit Loader(std::string config_name) { origins_.config_name = std::move(config_name); }
 
-  void apply_text(std::string_view yaml, const Source& source) {
+  void apply_text(std::string_view yaml, const ValueSource& source) {
     const auto root = parse_yaml(yaml, source, faults_);
     unread_ = unread_ || !root;
     if (root) apply(*root, "", source, root->Mark());
@@ -31,7 +31,7 @@ class Loader {
   void apply_file(const std::filesystem::path& path) {
     const auto yaml = read_config_file(path, faults_);
     unread_ = unread_ || !yaml;
-    if (yaml) apply_text(*yaml, {Source::Kind::kFile, path.string()});
+    if (yaml) apply_text(*yaml, {ValueSource::Kind::kFile, path.string()});
   }
 
   void apply_variable(const std::string& name, const std::string& value) {
@@ -48,11 +48,11 @@ class Loader {
     // Without "__" only a key outside all sections is meant; other LONGHALO_ variables belong to someone
     // else.
     if (key.find('.') == std::string::npos && schema().find_key(key) == nullptr) return;
-    apply_value(key, value, {Source::Kind::kEnvironment, name});
+    apply_value(key, value, {ValueSource::Kind::kEnvironment, name});
   }
 
   void apply_override(const std::string& assignment) {
-    const Source source{Source::Kind::kOverride, "--set " + shortened(assignment)};
+    const ValueSource source{ValueSource::Kind::kOverride, "--set " + shortened(assignment)};
     const size_t equals = assignment.find('=');
     if (equals == std::string::npos || equals == 0) {
       faults_.add(source.name, "is not of the form section.key=value");
@@ -74,17 +74,17 @@ class Loader {
     return shown.substr(1, shown.size() - 2);
   }
 
-  void apply_value(const std::string& key, const std::string& value, const Source& source) {
+  void apply_value(const std::string& key, const std::string& value, const ValueSource& source) {
     // An empty value is the empty text rather than YAML's null.
     const auto node = value.empty() ? YAML::Node(std::string()) : parse_yaml(value, source, faults_);
     unread_ = unread_ || !node;
     if (node) apply(*node, key, source, {});
   }
 
-  void apply(const YAML::Node& node, const std::string& path, const Source& source,
+  void apply(const YAML::Node& node, const std::string& path, const ValueSource& source,
              const YAML::Mark& key_mark) {
     const std::string place = source.place(key_mark);
-    if (const Key* key = schema().find_key(path)) {
+    if (const ConfigKey* key = schema().find_key(path)) {
       const bool good = key->read(node, {source, faults_, path, key_mark}, config_);
       origins_.place[path] = place;
       if (good) {
@@ -107,7 +107,7 @@ class Loader {
     apply_section(node, path, source);
   }
 
-  void apply_section(const YAML::Node& map, const std::string& path, const Source& source) {
+  void apply_section(const YAML::Node& map, const std::string& path, const ValueSource& source) {
     std::map<std::string, int> seen;  // name, line
     for (const auto& entry : map) {
       const YAML::Node& name = entry.first;
@@ -131,9 +131,10 @@ class Loader {
     }
   }
 
-  static std::string unknown(const std::string& path, const Source& source) {
-    const std::string said = source.kind == Source::Kind::kEnvironment ? std::string("names no config key")
-                                                                       : "unknown key " + in_quotes(path);
+  static std::string unknown(const std::string& path, const ValueSource& source) {
+    const std::string said = source.kind == ValueSource::Kind::kEnvironment
+                                 ? std::string("names no config key")
+                                 : "unknown key " + in_quotes(path);
     if (const auto hint = nearest_key(path, schema().all_paths())) {
       return text(said, "; did you mean ", source.spell(*hint), "?");
     }
@@ -149,7 +150,7 @@ class Loader {
 
   Config config_;
   KeyOrigins origins_;
-  Faults faults_;
+  ConfigFaults faults_;
   bool unread_ = false;  // a source could not be read as YAML
 };
 
@@ -180,7 +181,7 @@ Config load_config(Subcommand subcommand, const ConfigSources& sources) {
 
 Config load_config_text(Subcommand subcommand, std::string_view yaml, std::string_view name) {
   Loader loader{std::string(name)};
-  loader.apply_text(yaml, {Source::Kind::kFile, std::string(name)});
+  loader.apply_text(yaml, {ValueSource::Kind::kFile, std::string(name)});
   return loader.finish(subcommand);
 }
 

@@ -14,7 +14,7 @@ const std::vector<std::string> kTaskNames = {"generate", "score", "embed"};
 
 /// `field` gives the member of a Config that `codec` reads and writes.
 template <class Codec, class Field>
-Key key(std::string path, const Codec& codec, Field field, std::string doc) {
+ConfigKey key(std::string path, const Codec& codec, Field field, std::string doc) {
   return {.path = std::move(path),
           .doc = std::move(doc),
           .type = codec.type(),
@@ -28,11 +28,11 @@ Key key(std::string path, const Codec& codec, Field field, std::string doc) {
     return config.member;     \
   }
 
-Schema make_schema() {
+ConfigSchema make_schema() {
   const TextValue text;
   const TextList texts;
   const auto whole = [](int64_t least, int64_t most) { return WholeNumber{least, most}; };
-  Schema all;
+  ConfigSchema all;
 
   all.sections.push_back({"model", "The transformer that reads the document."});
   all.keys.push_back(key("model.path", text, FIELD(model.path),
@@ -50,7 +50,7 @@ Schema make_schema() {
   all.keys.push_back(key("model.shape.ffn", whole(1, 1 << 22), FIELD(model.shape.ffn), "Feed-forward size."));
   all.keys.push_back(key("model.shape.heads", whole(1, 4096), FIELD(model.shape.heads), "Query heads."));
   all.keys.push_back(key("model.shape.kv_heads", whole(1, 4096), FIELD(model.shape.kv_heads),
-                         "Key/value heads; divides the query heads."));
+                         "ConfigKey/value heads; divides the query heads."));
   all.keys.push_back(
       key("model.shape.head_dim", whole(2, 1024), FIELD(model.shape.head_dim), "Head dimension; even."));
   all.keys.push_back(
@@ -128,7 +128,7 @@ Schema make_schema() {
   all.keys.push_back(
       key("bench.heads", whole(1, 4096), FIELD(bench.heads), "Query heads of the attention benchmark."));
   all.keys.push_back(key("bench.kv_heads", whole(1, 4096), FIELD(bench.kv_heads),
-                         "Key/value heads of the attention benchmark; divides the query heads."));
+                         "ConfigKey/value heads of the attention benchmark; divides the query heads."));
   all.keys.push_back(key("bench.head_dim", whole(2, 1024), FIELD(bench.head_dim),
                          "Head dimension of the attention benchmark; even."));
   all.keys.push_back(
@@ -140,29 +140,30 @@ Schema make_schema() {
 
 }  // namespace
 
-const Key* Schema::find_key(std::string_view path) const {
-  const auto found = std::find_if(keys.begin(), keys.end(), [&](const Key& one) { return one.path == path; });
+const ConfigKey* ConfigSchema::find_key(std::string_view path) const {
+  const auto found =
+      std::find_if(keys.begin(), keys.end(), [&](const ConfigKey& one) { return one.path == path; });
   return found == keys.end() ? nullptr : &*found;
 }
 
-const Section* Schema::find_section(std::string_view path) const {
-  static const Section whole{"", "The whole config."};
+const ConfigSection* ConfigSchema::find_section(std::string_view path) const {
+  static const ConfigSection whole{"", "The whole config."};
   if (path.empty()) return &whole;
-  const auto found =
-      std::find_if(sections.begin(), sections.end(), [&](const Section& one) { return one.path == path; });
+  const auto found = std::find_if(sections.begin(), sections.end(),
+                                  [&](const ConfigSection& one) { return one.path == path; });
   return found == sections.end() ? nullptr : &*found;
 }
 
-std::vector<std::string> Schema::all_paths() const {
+std::vector<std::string> ConfigSchema::all_paths() const {
   std::vector<std::string> paths;
-  for (const Section& section : sections)
+  for (const ConfigSection& section : sections)
     paths.push_back(section.path);
-  for (const Key& one : keys)
+  for (const ConfigKey& one : keys)
     paths.push_back(one.path);
   return paths;
 }
 
-std::vector<std::string> Schema::names_in(std::string_view section) const {
+std::vector<std::string> ConfigSchema::names_in(std::string_view section) const {
   const std::string prefix = section.empty() ? std::string() : std::string(section) + ".";
   std::vector<std::string> names;
   for (const std::string& path : all_paths()) {
@@ -173,8 +174,8 @@ std::vector<std::string> Schema::names_in(std::string_view section) const {
   return names;
 }
 
-const Schema& schema() {
-  static const Schema all = make_schema();
+const ConfigSchema& schema() {
+  static const ConfigSchema all = make_schema();
   return all;
 }
 

@@ -12,7 +12,7 @@
 
 namespace longhalo {
 
-struct Key {
+struct ConfigKey {
   std::string path;  // "model.shape.layers"
   std::string doc;   // one sentence or two, for configs/reference.yaml
   std::string type;
@@ -21,22 +21,22 @@ struct Key {
   std::function<Json(const Config&)> write;
 };
 
-struct Section {
+struct ConfigSection {
   std::string path;
   std::string doc;
 };
 
 /// Keys of one section stand together; sections and keys are in the order of configs/reference.yaml.
-struct Schema {
-  std::vector<Section> sections;
-  std::vector<Key> keys;
+struct ConfigSchema {
+  std::vector<ConfigSection> sections;
+  std::vector<ConfigKey> keys;
 
-  const Key* find_key(std::string_view path) const;
-  const Section* find_section(std::string_view path) const;  // "" is the whole config
-  std::vector<std::string> all_paths() const;                // of keys and sections
+  const ConfigKey* find_key(std::string_view path) const;
+  const ConfigSection* find_section(std::string_view path) const;  // "" is the whole config
+  std::vector<std::string> all_paths() const;                      // of keys and sections
   std::vector<std::string> names_in(std::string_view section) const;
 };
 
-const Schema& schema();
+const ConfigSchema& schema();
 
 }  // namespace longhalo

@@ -56,7 +56,7 @@ YAML::Mark mark_at(std::string_view text, size_t offset) {
 
 }  // namespace
 
-std::optional<std::string> read_config_file(const std::filesystem::path& path, Faults& faults) {
+std::optional<std::string> read_config_file(const std::filesystem::path& path, ConfigFaults& faults) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   if (status.type() == std::filesystem::file_type::not_found) {
@@ -85,7 +85,7 @@ std::optional<std::string> read_config_file(const std::filesystem::path& path, F
   return content;
 }
 
-std::optional<YAML::Node> parse_yaml(std::string_view yaml, const Source& source, Faults& faults) {
+std::optional<YAML::Node> parse_yaml(std::string_view yaml, const ValueSource& source, ConfigFaults& faults) {
   if (const size_t nul = yaml.find('\0'); nul != std::string_view::npos) {
     faults.add(source.place(mark_at(yaml, nul)), "holds a NUL byte; a config is plain UTF-8 text");
     return std::nullopt;

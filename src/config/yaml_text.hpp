@@ -12,9 +12,9 @@
 namespace longhalo {
 
 /// Empty, with a fault added, when the file cannot be read or is larger than 1 MiB.
-std::optional<std::string> read_config_file(const std::filesystem::path& path, Faults& faults);
+std::optional<std::string> read_config_file(const std::filesystem::path& path, ConfigFaults& faults);
 
 /// The root node (null for empty text). Empty, with a fault added, when `yaml` is not one YAML document.
-std::optional<YAML::Node> parse_yaml(std::string_view yaml, const Source& source, Faults& faults);
+std::optional<YAML::Node> parse_yaml(std::string_view yaml, const ValueSource& source, ConfigFaults& faults);
 
 }  // namespace longhalo

@@ -285,7 +285,9 @@ TEST(ConfigFaults, AFaultyValueHidesNoOtherAndCausesNoOther) {
 TEST(ConfigFaults, NothingIsMissingFromAFileThatCannotBeRead) {
   const std::string message = message_of(Subcommand::kInfer, "run: {threads: 1\n");
   EXPECT_EQ(count_faults(message), 1) << message;
-  EXPECT_EQ(count_faults(message_of(Subcommand::kInfer, ConfigSources{"/nowhere/x.yaml", {}, {"run.threads=x"}})), 2);
+  EXPECT_EQ(
+      count_faults(message_of(Subcommand::kInfer, ConfigSources{"/nowhere/x.yaml", {}, {"run.threads=x"}})),
+      2);
 }
 
 TEST(ConfigFaults, HintsKnowTheSection) {
