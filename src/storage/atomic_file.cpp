@@ -92,12 +92,13 @@ void TemporaryFile::sync() const {
   const FileDescriptor descriptor(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
   if (!descriptor.is_open()) throw_file_error(errno, "open", path_);
   sync_file(descriptor, path_);
+  drop_cache(descriptor);
 }
 
-void TemporaryFile::commit() {
-  if (::rename(path_.c_str(), target_.c_str()) != 0) throw_file_error(errno, "replace", target_);
+void TemporaryFile::commit_to(const fs::path& place) {
+  if (::rename(path_.c_str(), place.c_str()) != 0) throw_file_error(errno, "replace", place);
   committed_ = true;
-  sync_directory(target_.parent_path());
+  sync_directory(place.parent_path());
 }
 
 void write_file_atomically(const fs::path& target, std::span<const std::byte> contents) {
@@ -109,6 +110,7 @@ void write_file_atomically(const fs::path& target, std::span<const std::byte> co
     if (!descriptor.is_open()) throw_write_error(errno, target, bytes_needed);
     write_all(descriptor, contents, target, bytes_needed);
     sync_file(descriptor, target);
+    drop_cache(descriptor);
   }
   read_back(temporary, contents);
   temporary.commit();

@@ -28,7 +28,9 @@ class TemporaryFile {
   /// Forces the finished temporary file to the disk. Throws UserError.
   void sync() const;
   /// Renames it to the target and forces the folder to the disk. Throws UserError.
-  void commit();
+  void commit() { commit_to(target_); }
+  /// The same to another place on the same file system.
+  void commit_to(const std::filesystem::path& place);
 
  private:
   std::filesystem::path target_;

@@ -85,9 +85,9 @@ void Hdf5Writer::read_back() const {
   }
 }
 
-void Hdf5Writer::commit() {
+void Hdf5Writer::commit_to(const std::filesystem::path& place) {
   verify();
-  temporary_.commit();
+  temporary_.commit_to(place);
 }
 
 }  // namespace longhalo

@@ -46,7 +46,9 @@ class Hdf5Writer {
   /// name.
   void verify();
   /// verify() unless done, then the rename.
-  void commit();
+  void commit() { commit_to(temporary_.target()); }
+  /// The same to another place on the same file system.
+  void commit_to(const std::filesystem::path& place);
 
  private:
   struct Output {

@@ -107,6 +107,10 @@ void sync_file(const FileDescriptor& descriptor, const fs::path& file) {
   if (::fsync(descriptor.get()) != 0) throw_write_error(errno, file, 0);
 }
 
+void drop_cache(const FileDescriptor& descriptor) {
+  ::posix_fadvise(descriptor.get(), 0, 0, POSIX_FADV_DONTNEED);  // advice: a refusal costs only certainty
+}
+
 void sync_directory(const fs::path& directory) {
   const fs::path where = directory.empty() ? fs::path(".") : directory;
   const FileDescriptor descriptor(::open(where.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -48,6 +48,9 @@ void write_all(const FileDescriptor& descriptor, std::span<const std::byte> byte
 void sync_file(const FileDescriptor& descriptor, const std::filesystem::path& file);
 void sync_directory(const std::filesystem::path& directory);
 
+/// Asks the kernel to forget its copy of a synced file, so that reading it back reads the disk.
+void drop_cache(const FileDescriptor& descriptor);
+
 /// Bytes that this user may still write on the file system which holds `path` or its nearest existing parent;
 /// -1 if that cannot be found out. Quotas are not seen: the write itself finds those.
 int64_t free_bytes(const std::filesystem::path& path);

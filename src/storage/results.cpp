@@ -1,0 +1,307 @@
+#include "storage/results.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/log.hpp"
+#include "core/text.hpp"
+#include "storage/atomic_file.hpp"
+#include "storage/hdf5_writer.hpp"
+
+namespace longhalo {
+namespace fs = std::filesystem;
+using nlohmann::json;
+namespace {
+
+// At most a tenth of the time goes into rewriting results.jsonl.
+constexpr double kRewriteEvery = 10;
+constexpr size_t kCopyBlockBytes = size_t{1} << 20;
+constexpr int64_t kProbeBytes = 4096;
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+// Generated text and file names may hold bytes that are no UTF-8; JSON gets U+FFFD in their place.
+std::string json_text(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string member_text(const json& record, const char* key) {
+  const auto member = record.find(key);
+  if (member == record.end() || member->is_null()) return {};
+  if (!member->is_string()) return json_text(*member);
+  // Through JSON and back, so that a key made before writing equals the one read from the file.
+  return json::parse(json_text(*member)).get<std::string>();
+}
+
+// File name of a document's arrays: its own name for people, and a hash of its whole path, which keeps equal
+// names of different folders apart and does not change when a resumed job lists its documents in another
+// order.
+std::string arrays_name(std::string_view document) {
+  constexpr size_t kLongest = 80;
+  Checksum64 hash;
+  hash.update(bytes_of(document));
+  std::string name = fs::path(document).filename().string().substr(0, kLongest);
+  for (char& letter : name) {
+    const bool plain = (letter >= '0' && letter <= '9') || (letter >= 'a' && letter <= 'z') ||
+                       (letter >= 'A' && letter <= 'Z') || letter == '-' || letter == '.';
+    if (!plain) letter = '_';
+  }
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash.value()));
+  return text(name, "-", digits, ".h5");
+}
+
+void make_directory(const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  std::error_code ignored;
+  if (fs::is_directory(directory, ignored)) return;
+  throw UserError(
+      text("the output folder cannot be made: ",
+           fs::exists(directory, ignored) ? "a file of that name is in its place" : error.message()),
+      directory.string(), "choose another output folder, or remove what is in the way");
+}
+
+uint64_t checksum_of(const FileDescriptor& descriptor, int64_t bytes, const fs::path& file) {
+  std::vector<std::byte> block(std::min(kCopyBlockBytes, static_cast<size_t>(bytes)));
+  Checksum64 checksum;
+  for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(block.size())) {
+    const auto part = std::span(block).first(std::min(block.size(), static_cast<size_t>(bytes - at)));
+    read_exactly(descriptor, at, part, file);
+    checksum.update(part);
+  }
+  return checksum.value();
+}
+
+void remove_quietly(const fs::path& path) {
+  std::error_code ignored;
+  fs::remove_all(path, ignored);
+}
+
+void rename_if_there(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0 && errno != ENOENT) throw_file_error(errno, "move", from);
+}
+
+}  // namespace
+
+ResultKey ResultKey::of(const json& record) {
+  return {member_text(record, "document"), member_text(record, "query"), member_text(record, "task")};
+}
+
+ResultWriter::ResultWriter(const fs::path& directory, IfResultsExist if_exist)
+    : directory_(directory),
+      records_file_(directory / "results.jsonl"),
+      lock_file_(directory / ".longhalo.lock") {
+  make_directory(directory_);
+  lock();
+  try {
+    probe();
+    std::error_code ignored;
+    if (fs::exists(records_file_, ignored)) {
+      if (if_exist == IfResultsExist::kError) {
+        throw UserError("there are results already", records_file_.string(),
+                        "choose another output folder, or ask to resume or to replace the old results");
+      }
+      if (if_exist == IfResultsExist::kResume) read_existing();
+    }
+    remove_previous_ = if_exist == IfResultsExist::kResume;  // of a replacing job that was killed
+    move_aside_ = if_exist == IfResultsExist::kReplace;
+    remove_abandoned_temporaries(directory_, Abandoned::kAll);
+    remove_abandoned_temporaries(directory_ / "arrays", Abandoned::kAll);
+  } catch (...) {
+    ::unlink(lock_file_.c_str());
+    throw;
+  }
+}
+
+ResultWriter::~ResultWriter() {
+  try {
+    if (!failed_) flush();
+  } catch (const std::exception& error) {
+    log_error(text("the last records could not be written: ", error.what()));
+  }
+  ::unlink(lock_file_.c_str());
+}
+
+void ResultWriter::lock() {
+  for (;;) {
+    lock_ = FileDescriptor(::open(lock_file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+    if (!lock_.is_open()) throw_write_error(errno, lock_file_, kProbeBytes);
+    if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EWOULDBLOCK) {
+        std::array<char, 300> holder{};
+        const ssize_t got = ::pread(lock_.get(), holder.data(), holder.size() - 1, 0);
+        throw UserError(text("another job is writing into this folder", got > 0 ? ": " : "", holder.data()),
+                        directory_.string(), "wait for that job to end, or choose another output folder");
+      }
+      log_warning(text(lock_file_.string(),
+                       " cannot be locked on this file system; take care that no other job ",
+                       "writes into this folder"));
+    }
+    // The holder before us may have removed the file between our open and our lock; then ours is no longer in
+    // the folder and the next job would not see it.
+    struct stat ours {};
+    struct stat current {};
+    if (::fstat(lock_.get(), &ours) == 0 && ::stat(lock_file_.c_str(), &current) == 0 &&
+        ours.st_ino == current.st_ino) {
+      break;
+    }
+  }
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const std::string holder = text("process ", ::getpid(), " on ", host.data());
+  // Only for the message above: a full disk is met, with a better error, by probe().
+  [[maybe_unused]] const int cut = ::ftruncate(lock_.get(), 0);
+  [[maybe_unused]] const ssize_t put = ::pwrite(lock_.get(), holder.data(), holder.size(), 0);
+}
+
+void ResultWriter::probe() {
+  const TemporaryFile probe(directory_ / "probe");
+  const FileDescriptor descriptor(
+      ::open(probe.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!descriptor.is_open()) throw_write_error(errno, directory_, kProbeBytes);
+  const std::vector<std::byte> block(static_cast<size_t>(kProbeBytes), std::byte{1});
+  write_all(descriptor, block, directory_, kProbeBytes);
+  sync_file(descriptor, directory_);
+}
+
+void ResultWriter::read_existing() {
+  const InputFile input = open_input(records_file_);
+  std::string contents(static_cast<size_t>(input.size_bytes), '\0');
+  read_exactly(input.descriptor, 0, std::as_writable_bytes(std::span(contents)), records_file_);
+  int64_t line_number = 1;
+  for (size_t begin = 0; begin < contents.size(); ++line_number) {
+    const size_t end = contents.find('\n', begin);
+    const std::string where = text(records_file_.string(), ":", line_number);
+    const std::string_view remedy =
+        "remove that line (another program damaged it), or replace the old results";
+    if (end == std::string::npos) throw UserError("the last line has no end", where, remedy);
+    const json record = json::parse(contents.begin() + static_cast<std::ptrdiff_t>(begin),
+                                    contents.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
+    if (!record.is_object() || !record.contains("document") || !record.contains("task")) {
+      throw UserError("this line is not a JSON record with 'document' and 'task'", where, remedy);
+    }
+    recorded_.insert(ResultKey::of(record));
+    begin = end + 1;
+  }
+  committed_bytes_ = input.size_bytes;
+  committed_.update(bytes_of(contents));
+}
+
+void ResultWriter::move_old_results_aside() {
+  if (!move_aside_) return;
+  // A remnant of a job that was killed between here and finish() is older still.
+  remove_quietly(directory_ / "results.previous.jsonl");
+  remove_quietly(directory_ / "arrays.previous");
+  rename_if_there(records_file_, directory_ / "results.previous.jsonl");
+  rename_if_there(directory_ / "arrays", directory_ / "arrays.previous");
+  sync_directory(directory_);
+  move_aside_ = false;
+  remove_previous_ = true;
+}
+
+std::string ResultWriter::write_arrays(std::string_view document, const DocumentArrays& arrays) {
+  const std::string name = arrays_name(document);
+  const auto length = [](const auto& values) { return static_cast<int64_t>(values.size()); };
+  const int64_t bytes_needed =
+      4 * (length(arrays.tokens) + length(arrays.scores) + length(arrays.embeddings));
+  // Written in full beside the old results before those are moved.
+  Hdf5Writer writer(directory_ / name, bytes_needed);
+  writer.file().set_attribute("document", member_text({{"document", document}}, "document"));
+  if (!arrays.tokens.empty()) writer.write("tokens", {length(arrays.tokens)}, arrays.tokens);
+  if (!arrays.scores.empty()) writer.write("scores", {length(arrays.scores)}, arrays.scores);
+  if (!arrays.embeddings.empty()) {
+    check(arrays.embedding_size > 0 && length(arrays.embeddings) % arrays.embedding_size == 0,
+          "embeddings are whole rows of embedding_size");
+    writer.write("embeddings", {length(arrays.embeddings) / arrays.embedding_size, arrays.embedding_size},
+                 arrays.embeddings);
+  }
+  writer.verify();
+  move_old_results_aside();
+  make_directory(directory_ / "arrays");
+  writer.commit_to(directory_ / "arrays" / name);
+  return "arrays/" + name;
+}
+
+void ResultWriter::write(const json& record) {
+  check(record.is_object() && record.contains("document") && record.contains("task"),
+        "a result record names its document and task");
+  waiting_ += json_text(record) + "\n";
+  if (since_flush_.seconds() >= kRewriteEvery * flush_seconds_) flush();
+}
+
+void ResultWriter::copy_committed(const FileDescriptor& to, const fs::path& file, int64_t bytes_needed) {
+  if (committed_bytes_ == 0) return;
+  const InputFile from = open_input(records_file_);
+  std::vector<std::byte> block(std::min(kCopyBlockBytes, static_cast<size_t>(committed_bytes_)));
+  Checksum64 checksum;
+  for (int64_t at = 0; at < committed_bytes_;) {
+    const auto count = std::min<size_t>(block.size(), static_cast<size_t>(committed_bytes_ - at));
+    const std::span<std::byte> part = std::span(block).first(count);
+    read_exactly(from.descriptor, at, part, records_file_);
+    checksum.update(part);
+    write_all(to, part, file, bytes_needed);
+    at += static_cast<int64_t>(count);
+  }
+  if (checksum.value() != committed_.value() || from.size_bytes != committed_bytes_) {
+    throw UserError("the file was changed while the job ran", records_file_.string(),
+                    "let no other program write it; the records are as that program left them");
+  }
+}
+
+void ResultWriter::flush() {
+  if (waiting_.empty()) return;
+  const Stopwatch watch;
+  try {
+    const int64_t bytes_needed = committed_bytes_ + static_cast<int64_t>(waiting_.size());
+    Checksum64 expected = committed_;
+    expected.update(bytes_of(waiting_));
+    require_space(records_file_, bytes_needed);
+    TemporaryFile temporary(records_file_);
+    {
+      const FileDescriptor descriptor(
+          ::open(temporary.path().c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+      if (!descriptor.is_open()) throw_write_error(errno, records_file_, bytes_needed);
+      copy_committed(descriptor, records_file_, bytes_needed);
+      write_all(descriptor, bytes_of(waiting_), records_file_, bytes_needed);
+      sync_file(descriptor, records_file_);
+      drop_cache(descriptor);
+      if (checksum_of(descriptor, bytes_needed, records_file_) != expected.value()) {
+        throw UserError("what was read back differs from what was written", records_file_.string(),
+                        "the disk or file system is damaged; choose another place");
+      }
+    }
+    move_old_results_aside();
+    temporary.commit();
+    committed_bytes_ = bytes_needed;
+    committed_ = expected;
+    waiting_.clear();
+    failed_ = false;
+  } catch (...) {
+    failed_ = true;
+    throw;
+  }
+  flush_seconds_ = watch.seconds();
+  since_flush_.restart();
+}
+
+void ResultWriter::finish() {
+  flush();
+  if (remove_previous_) {
+    remove_quietly(directory_ / "results.previous.jsonl");
+    remove_quietly(directory_ / "arrays.previous");
+  }
+}
+
+}  // namespace longhalo

@@ -1,0 +1,100 @@
+// What an inference job leaves behind: results.jsonl, one JSON record a (document, query, task), and
+// arrays/<document>.h5 with its scores and embeddings. Rank 0 writes. Three promises:
+// - a job killed at any moment, or stopped by a full disk, leaves only whole records, each with its arrays;
+// - old results are not touched before the first new record is ready;
+// - two jobs cannot write into one folder at once.
+// results.jsonl is rewritten beside itself and renamed; to keep that cheap a record waits (in memory) until
+// the last rewrite is ten times its own duration ago, so a killed job may lose the last few finished records,
+// never a part.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/clock.hpp"
+#include "storage/checksum.hpp"
+#include "storage/posix.hpp"
+
+namespace longhalo {
+
+/// What to do where results.jsonl exists already.
+enum class IfResultsExist {
+  kError,    // refuse
+  kResume,   // keep its records and add those that are missing
+  kReplace,  // start anew; the old results are moved aside at the first new record and removed by finish()
+};
+
+/// What one record is about. `query` is empty for tasks without one.
+struct ResultKey {
+  std::string document;
+  std::string query;
+  std::string task;
+  auto operator<=>(const ResultKey&) const = default;
+
+  /// From the record's keys "document", "query" (missing or null: empty) and "task".
+  static ResultKey of(const nlohmann::json& record);
+};
+
+/// Arrays of one document; an empty one is left out of the file.
+struct DocumentArrays {
+  std::span<const int32_t> tokens;  // [N]
+  std::span<const float> scores;  // [N], log-probability of each token; the first is NaN (nothing before it)
+  std::span<const float> embeddings;  // [chunks, embedding_size]
+  int64_t embedding_size = 0;
+};
+
+class ResultWriter {
+ public:
+  /// Makes the folder if it is missing, proves that it can be written, takes its lock and reads the records
+  /// that are there. Throws UserError: folder not writable, a file in its place, another job at work, results
+  /// there and kError, or (kResume) a line that is no record.
+  ResultWriter(const std::filesystem::path& directory, IfResultsExist if_exist);
+  /// Writes waiting records if that is possible, drops the lock; reports failure to the log only.
+  ~ResultWriter();
+  ResultWriter(const ResultWriter&) = delete;
+  ResultWriter& operator=(const ResultWriter&) = delete;
+
+  /// Keys of the records kept from an earlier job (empty unless kResume).
+  const std::set<ResultKey>& recorded() const { return recorded_; }
+
+  /// Writes the arrays of a document, whole or not at all (replacing those of an earlier call for it), and
+  /// returns the file's path relative to the folder ("arrays/name-3f0c...h5"), to be put into its records.
+  /// Call before write(). Throws UserError.
+  std::string write_arrays(std::string_view document, const DocumentArrays& arrays);
+
+  /// Adds a record, which must have "document" and "task". Throws UserError; the records before it stay.
+  void write(const nlohmann::json& record);
+
+  /// Writes all waiting records and removes what kReplace moved aside. Throws UserError.
+  void finish();
+
+ private:
+  void lock();
+  void probe();
+  void read_existing();
+  void move_old_results_aside();
+  void flush();
+  void copy_committed(const FileDescriptor& to, const std::filesystem::path& file, int64_t bytes_needed);
+
+  std::filesystem::path directory_;
+  std::filesystem::path records_file_;
+  std::filesystem::path lock_file_;
+  FileDescriptor lock_;
+  std::set<ResultKey> recorded_;
+  bool move_aside_ = false;       // old results have to be moved before the first new ones appear
+  bool remove_previous_ = false;  // what was moved aside is superseded once this job is done
+  bool failed_ = false;           // do not try again in the destructor
+  int64_t committed_bytes_ = 0;   // length and checksum of results.jsonl as this job last wrote or found it
+  Checksum64 committed_;
+  std::string waiting_;
+  Stopwatch since_flush_;
+  double flush_seconds_ = 0;
+};
+
+}  // namespace longhalo
