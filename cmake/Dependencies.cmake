@@ -19,8 +19,10 @@ target_include_directories(longhalo_hdf5 SYSTEM INTERFACE ${HDF5_C_INCLUDE_DIRS}
 target_link_libraries(longhalo_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
 
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
-pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
-pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
+# Tokenizers: what is missing is left out of the build, and loading such a tokenizer says so.
+pkg_check_modules(PCRE2 IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(UTF8PROC IMPORTED_TARGET libutf8proc)
+pkg_check_modules(SENTENCEPIECE IMPORTED_TARGET sentencepiece)
 if(NOT TARGET yaml-cpp::yaml-cpp) # before yaml-cpp 0.8
   add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
 endif()

@@ -1,12 +1,13 @@
 // Text to token ids and back, as the model's own tokenizer does it.
 //
-// Two families, chosen by what the model directory holds: tokenizer.json with a byte-level BPE model (GPT-2, SmolLM2,
-// Llama-3, Qwen), or tokenizer.model (SentencePiece: Llama-2, Mistral). Ids agree with the `tokenizers` and
-// `sentencepiece` packages on every valid UTF-8 text. What a file asks for and LongHalo does not do is refused by name.
+// Two families, chosen by what the model directory holds: tokenizer.json with a byte-level BPE model (GPT-2,
+// SmolLM2, Llama-3, Qwen), or tokenizer.model (SentencePiece: Llama-2, Mistral). Ids agree with the
+// `tokenizers` and `sentencepiece` packages on every valid UTF-8 text. What a file asks for and LongHalo does
+// not do is refused by name.
 //
-// Text that is not valid UTF-8: byte-level BPE is lossless. Each maximal valid stretch is encoded as a text of its
-// own, each byte between them becomes the token of that byte, and decode() gives the same bytes back. SentencePiece
-// replaces such bytes by U+FFFD, as its library does.
+// Text that is not valid UTF-8: byte-level BPE is lossless. Each maximal valid stretch is encoded as a text
+// of its own, each byte between them becomes the token of that byte, and decode() gives the same bytes back.
+// SentencePiece replaces such bytes by U+FFFD, as its library does.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ enum class SpecialTokens {
   kParse,   ///< A template: the name is the token.
 };
 
-/// Called now and then while a long text is encoded, with (bytes done, bytes in all); the last call has both equal.
+/// Called now and then while a long text is encoded, with (bytes done, bytes in all); the last call has both
+/// equal.
 using EncodeProgress = std::function<void(int64_t, int64_t)>;
 
 /// All members are const and may be called from several threads at once.
@@ -35,12 +37,14 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  /// Reads tokenizer.json or tokenizer.model of a Hugging Face directory. Throws UserError naming file and JSON path
-  /// for a missing, damaged or inconsistent file and for every feature that is not supported.
+  /// Reads tokenizer.json or tokenizer.model of a Hugging Face directory. Throws UserError naming file and
+  /// JSON path for a missing, damaged or inconsistent file and for every feature that is not supported.
   static std::unique_ptr<Tokenizer> load(const std::filesystem::path& model_directory);
 
   /// Ids of `text`, without prefix() and suffix(). Throws UserError if the vocabulary cannot spell it.
-  std::vector<int32_t> encode(std::string_view text, SpecialTokens mode) const { return encode(text, mode, {}); }
+  std::vector<int32_t> encode(std::string_view text, SpecialTokens mode) const {
+    return encode(text, mode, {});
+  }
   virtual std::vector<int32_t> encode(std::string_view text, SpecialTokens mode,
                                       const EncodeProgress& progress) const = 0;
 

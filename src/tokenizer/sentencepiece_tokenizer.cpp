@@ -1,0 +1,236 @@
+#include "tokenizer/sentencepiece_tokenizer.hpp"
+
+#include <sentencepiece_processor.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <unordered_map>
+
+#include "core/error.hpp"
+#include "core/text.hpp"
+#include "tokenizer/added_tokens.hpp"
+#include "tokenizer/json_cursor.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr const char* kFetchAgain = "fetch the file again from where the model came from";
+constexpr int64_t kLargestId = int64_t{1} << 24;
+
+std::string read_file(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  std::stringstream content;
+  if (in) content << in.rdbuf();
+  if (!in || !content) {
+    throw UserError("the file cannot be read", file.string(),
+                    "check that it exists and that you may read it");
+  }
+  return std::move(content).str();
+}
+
+AddedToken read_token(const JsonCursor& entry, int64_t id) {
+  if (entry.boolean_or("single_word", false)) entry["single_word"].unsupported("single_word here");
+  AddedToken token;
+  token.id = static_cast<int32_t>(id);
+  token.content = entry["content"].string();
+  token.special = entry.boolean_or("special", false);
+  token.left_strip = entry.boolean_or("lstrip", false);
+  token.right_strip = entry.boolean_or("rstrip", false);
+  return token;
+}
+
+/// The added tokens that the files beside the model name; those of the model itself too.
+std::vector<AddedToken> read_added_tokens(const std::filesystem::path& directory) {
+  std::vector<AddedToken> tokens;
+  const auto checked_id = [](const JsonCursor& at, int64_t id) {
+    if (id < 0 || id >= kLargestId)
+      at.fail(text("a token id is a whole number below ", kLargestId), kFetchAgain);
+    return id;
+  };
+  const auto config_file = directory / "tokenizer_config.json";
+  if (std::filesystem::exists(config_file)) {
+    const nlohmann::json config = read_json_file(config_file);
+    if (const auto added = JsonCursor(config, config_file.string()).find("added_tokens_decoder")) {
+      for (const auto& [key, unused] : added->object().items()) {
+        const bool digits =
+            !key.empty() && key.size() < 10 && key.find_first_not_of("0123456789") == std::string::npos;
+        const JsonCursor entry = (*added)[key];
+        tokens.push_back(read_token(entry, checked_id(entry, digits ? std::stoll(key) : -1)));
+      }
+      return tokens;
+    }
+  }
+  const auto added_file = directory / "added_tokens.json";
+  if (std::filesystem::exists(added_file)) {
+    const nlohmann::json added = read_json_file(added_file);
+    const JsonCursor cursor(added, added_file.string());
+    for (const auto& [content, unused] : cursor.object().items()) {
+      AddedToken token;
+      token.content = content;
+      token.id = static_cast<int32_t>(checked_id(cursor[content], cursor[content].integer()));
+      token.special = true;
+      tokens.push_back(std::move(token));
+    }
+  }
+  return tokens;
+}
+
+class SentencePieceTokenizer final : public Tokenizer {
+ public:
+  explicit SentencePieceTokenizer(const std::filesystem::path& file) : file_(file.string()) {
+    const auto status = processor_.LoadFromSerializedProto(read_file(file));
+    if (!status.ok()) {
+      throw UserError(longhalo::text("the file is not a SentencePiece model: ", status.ToString()), file_,
+                      kFetchAgain);
+    }
+    added_ = std::make_unique<AddedTokens>(collect_added_tokens(file.parent_path()), nullptr);
+    read_affixes(file.parent_path() / "tokenizer_config.json");
+  }
+
+  std::vector<int32_t> encode(std::string_view text, SpecialTokens mode,
+                              const EncodeProgress& progress) const override;
+  std::string decode(std::span<const int32_t> ids) const override;
+  int64_t vocabulary_size() const override { return vocabulary_size_; }
+  std::optional<int32_t> token_id(std::string_view token) const override;
+  const std::vector<int32_t>& prefix() const override { return prefix_; }
+  const std::vector<int32_t>& suffix() const override { return suffix_; }
+
+ private:
+  std::vector<AddedToken> collect_added_tokens(const std::filesystem::path& directory);
+  void read_affixes(const std::filesystem::path& config_file);
+  void encode_plain(std::string_view text, std::vector<int32_t>& ids) const;
+  void decode_plain(std::vector<int>& ids, std::string& bytes) const;
+
+  std::string file_;
+  sentencepiece::SentencePieceProcessor processor_;
+  std::unique_ptr<AddedTokens> added_;
+  std::unordered_map<int32_t, std::string> content_of_;  // of added and control tokens
+  std::vector<int32_t> prefix_;
+  std::vector<int32_t> suffix_;
+  int64_t vocabulary_size_ = 0;
+};
+
+std::vector<AddedToken> SentencePieceTokenizer::collect_added_tokens(const std::filesystem::path& directory) {
+  const int pieces = processor_.GetPieceSize();
+  vocabulary_size_ = pieces;
+  std::vector<AddedToken> tokens;
+  const auto add = [&](AddedToken token) {
+    if (token.content.empty()) return;
+    const bool is_new =
+        std::none_of(tokens.begin(), tokens.end(), [&](auto& t) { return t.content == token.content; });
+    if (!is_new) return;
+    if (!content_of_.emplace(token.id, token.content).second) {
+      throw UserError(longhalo::text("the id ", token.id, " is used by two added tokens"), directory.string(),
+                      kFetchAgain);
+    }
+    vocabulary_size_ = std::max<int64_t>(vocabulary_size_, token.id + int64_t{1});
+    tokens.push_back(std::move(token));
+  };
+  for (AddedToken& token : read_added_tokens(directory)) {
+    if (token.id < pieces && processor_.IdToPiece(token.id) != token.content) {
+      throw UserError(longhalo::text("the added token \"", token.content, "\" has the id ", token.id,
+                                     ", which is \"", processor_.IdToPiece(token.id), "\" in the model"),
+                      file_, kFetchAgain);
+    }
+    add(std::move(token));
+  }
+  for (int id = 0; id < pieces; ++id) {
+    if (!processor_.IsControl(id)) continue;
+    AddedToken token;
+    token.id = id;
+    token.content = processor_.IdToPiece(id);
+    token.special = true;
+    add(std::move(token));
+  }
+  return tokens;
+}
+
+/// Llama's convention: begin of text before, nothing after, unless tokenizer_config.json says otherwise.
+void SentencePieceTokenizer::read_affixes(const std::filesystem::path& config_file) {
+  bool add_begin = true;
+  bool add_end = false;
+  if (std::filesystem::exists(config_file)) {
+    const nlohmann::json content = read_json_file(config_file);
+    const JsonCursor config(content, config_file.string());
+    add_begin = config.boolean_or("add_bos_token", true);
+    add_end = config.boolean_or("add_eos_token", false);
+  }
+  if (add_begin && processor_.bos_id() >= 0) prefix_.push_back(processor_.bos_id());
+  if (add_end && processor_.eos_id() >= 0) suffix_.push_back(processor_.eos_id());
+}
+
+std::vector<int32_t> SentencePieceTokenizer::encode(std::string_view text, SpecialTokens mode,
+                                                    const EncodeProgress& progress) const {
+  // Names of tokens are matched byte by byte, so text that is not valid UTF-8 does no harm here.
+  std::vector<int32_t> ids;
+  for (const AddedTokens::Part& part : added_->split(text, mode)) {
+    if (part.token != nullptr) {
+      ids.push_back(part.token->id);
+    } else {
+      encode_plain(text.substr(part.begin, part.end - part.begin), ids);
+    }
+    if (progress) progress(static_cast<int64_t>(part.end), static_cast<int64_t>(text.size()));
+  }
+  if (progress && text.empty()) progress(0, 0);
+  return ids;
+}
+
+void SentencePieceTokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
+  std::vector<int> encoded;
+  const auto status = processor_.Encode(text, &encoded);
+  if (!status.ok()) {
+    throw UserError(longhalo::text("SentencePiece could not encode the text: ", status.ToString()), file_,
+                    "check that the model file is whole");
+  }
+  ids.insert(ids.end(), encoded.begin(), encoded.end());
+}
+
+void SentencePieceTokenizer::decode_plain(std::vector<int>& ids, std::string& bytes) const {
+  if (ids.empty()) return;
+  std::string decoded;
+  const auto status = processor_.Decode(ids, &decoded);
+  if (!status.ok()) {
+    throw UserError(longhalo::text("SentencePiece could not decode ids: ", status.ToString()), file_,
+                    "decode with the tokenizer that the ids were made with");
+  }
+  bytes += decoded;
+  ids.clear();
+}
+
+std::string SentencePieceTokenizer::decode(std::span<const int32_t> ids) const {
+  std::string bytes;
+  std::vector<int> plain;
+  for (const int32_t id : ids) {
+    const auto added = content_of_.find(id);
+    if (added != content_of_.end()) {
+      decode_plain(plain, bytes);
+      bytes += added->second;
+    } else if (id >= 0 && id < processor_.GetPieceSize()) {
+      plain.push_back(id);
+    } else {
+      throw UserError(
+          longhalo::text("the id ", id, " is no token (ids go from 0 to ", vocabulary_size_ - 1, ")"), file_,
+          "decode with the tokenizer that the ids were made with");
+    }
+  }
+  decode_plain(plain, bytes);
+  return bytes;
+}
+
+std::optional<int32_t> SentencePieceTokenizer::token_id(std::string_view token) const {
+  for (const AddedToken& added : added_->tokens()) {
+    if (added.content == token) return added.id;
+  }
+  const int id = processor_.PieceToId(token);
+  if (processor_.IdToPiece(id) != token) return std::nullopt;  // the library answers the unknown token
+  return id;
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> load_sentencepiece_tokenizer(const std::filesystem::path& tokenizer_model) {
+  return std::make_unique<SentencePieceTokenizer>(tokenizer_model);
+}
+
+}  // namespace longhalo
