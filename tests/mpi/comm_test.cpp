@@ -1,0 +1,128 @@
+// Exchanges between ranks, with values that tell their owner and position.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "comm/halo_exchange.hpp"
+#include "comm/landmark_gather.hpp"
+#include "comm/row_broadcast.hpp"
+#include "support/mpi_main.hpp"
+
+namespace longhalo::test {
+namespace {
+
+constexpr int64_t kRow = 6;
+constexpr float kUnset = -1;
+
+// Below 2^24, so exact in fp32.
+float key_value(int64_t token, int64_t element) { return static_cast<float>(token * 16 + element); }
+float value_value(int64_t token, int64_t element) { return key_value(token, element) + 8; }
+
+struct Rows {
+  int64_t first;
+  std::vector<float> k, v;
+  Rows(int64_t first, int64_t count)
+      : first(first), k(static_cast<size_t>(count * kRow), kUnset), v(k.size(), kUnset) {}
+  void fill(TokenRange tokens) {
+    for (int64_t token = tokens.begin; token < tokens.end; ++token)
+      for (int64_t e = 0; e < kRow; ++e) {
+        k[static_cast<size_t>((token - first) * kRow + e)] = key_value(token, e);
+        v[static_cast<size_t>((token - first) * kRow + e)] = value_value(token, e);
+      }
+  }
+  void expect_all(TokenRange tokens) const {
+    for (int64_t token = tokens.begin; token < tokens.end; ++token)
+      for (int64_t e = 0; e < kRow; ++e) {
+        ASSERT_EQ(k[static_cast<size_t>((token - first) * kRow + e)], key_value(token, e)) << "token " << token;
+        ASSERT_EQ(v[static_cast<size_t>((token - first) * kRow + e)], value_value(token, e)) << "token " << token;
+      }
+  }
+  KvRows view() { return {k.data(), v.data(), first}; }
+};
+
+TEST(HaloExchange, BringsTheRightRowsIntoPlace) {
+  for (const int64_t tokens : {1, 100, 129, 896, 2000}) {
+    const ShardPlan shards(tokens, session().ranks(), 128);
+    for (const int64_t halo : {1, 100, 300, 4000}) {
+      const HaloPlan plan = halo_plan(shards, session().rank(), halo);
+      const TokenRange shard = shards.shard(session().rank());
+      HaloExchange exchange(session(), plan, kRow);
+      for (int repeat = 0; repeat < 2; ++repeat) {  // layer after layer with one exchange
+        Rows rows(plan.halo.begin, plan.halo.size() + shard.size());
+        rows.fill(shard);
+        exchange.start(rows.view());
+        exchange.poll();
+        exchange.wait();
+        rows.expect_all({plan.halo.begin, shard.end});
+      }
+      EXPECT_EQ(exchange.cost().received_bytes, 2 * 2 * plan.halo.size() * kRow * 4);
+      EXPECT_EQ(sum_over_ranks(session(), exchange.cost().sent_bytes),
+                sum_over_ranks(session(), exchange.cost().received_bytes));
+    }
+  }
+}
+
+TEST(LandmarkGather, GivesEveryRankAllLandmarks) {
+  for (const int64_t tokens : {1, 3, 100, 900, 2000}) {
+    for (const int64_t stride : {2, 4, 128, 3000}) {
+      const ShardPlan shards(tokens, session().ranks(), shard_alignment(std::vector<int64_t>{stride}));
+      LandmarkGather gather(session(), shards, stride, kRow);
+      ASSERT_EQ(gather.segments(), tokens / stride);
+      Rows rows(0, gather.segments());
+      rows.fill(gather.own());
+      gather.start(rows.k.data(), rows.v.data());
+      gather.poll();
+      gather.wait();
+      rows.expect_all({0, gather.segments()});
+    }
+  }
+}
+
+TEST(RowBroadcast, PutsTheLastTokensOnEveryRank) {
+  for (const int64_t tokens : {1, 128, 900, 2000}) {
+    const ShardPlan shards(tokens, session().ranks(), 128);
+    for (const int64_t window : {1, 100, 500, 4000}) {
+      const TokenRange range{std::max<int64_t>(0, tokens - window), tokens};
+      const TokenRange shard = shards.shard(session().rank());
+      RowBroadcast broadcast(session(), shards, range, kRow);
+      Rows own(shard.begin, shard.size()), all(range.begin, range.size());
+      own.fill(shard);
+      broadcast.start(own.view(), all.view());
+      broadcast.wait();
+      all.expect_all(range);
+    }
+  }
+}
+
+TEST(MpiSession, ErrorOfOneRankReachesAllRanks) {
+  const int guilty = session().ranks() - 1;
+  try {
+    session().together([&] {
+      if (session().rank() == guilty) throw UserError("the file is damaged", "weights.bin", "copy it again");
+    });
+    FAIL() << "every rank must see the error";
+  } catch (const JointError& error) {
+    EXPECT_EQ(error.reporting_rank, guilty);
+    EXPECT_EQ(error.exit_code, ExitCode::kUserError);
+    EXPECT_NE(std::string(error.what()).find("weights.bin"), std::string::npos);
+  }
+  EXPECT_NO_THROW(session().together([] {}));
+}
+
+TEST(MpiSession, GathersAndBroadcastsTexts) {
+  const std::string own(static_cast<size_t>(session().rank()) * 3, 'x');
+  const std::vector<std::string> all = gather_text(session(), own);
+  if (session().is_root()) {
+    ASSERT_EQ(all.size(), static_cast<size_t>(session().ranks()));
+    for (size_t rank = 0; rank < all.size(); ++rank) EXPECT_EQ(all[rank], std::string(rank * 3, 'x'));
+  }
+  EXPECT_EQ(broadcast_text(session(), session().is_root() ? "hello" : ""), "hello");
+  EXPECT_EQ(session().hosts().size(), static_cast<size_t>(session().ranks()));
+  const RankSpread spread = spread_over_ranks(session(), session().rank());
+  EXPECT_EQ(spread.min, 0);
+  EXPECT_EQ(spread.max, session().ranks() - 1);
+  EXPECT_DOUBLE_EQ(spread.mean, (session().ranks() - 1) / 2.0);
+}
+
+}  // namespace
+}  // namespace longhalo::test

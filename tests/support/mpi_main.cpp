@@ -1,0 +1,39 @@
+#include "support/mpi_main.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+namespace longhalo::test {
+namespace {
+
+const MpiSession* current = nullptr;
+
+// A failure on one rank is a failure: every rank learns of it, so the program's exit code is non-zero on all. Only rank
+// 0 prints passes; every rank prints its own failures.
+class RankPrinter : public testing::EmptyTestEventListener {
+ public:
+  void OnTestPartResult(const testing::TestPartResult& result) override {
+    if (result.failed())
+      std::fprintf(stderr, "[rank %d of %d] %s:%d: %s\n", current->rank(), current->ranks(),
+                   result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(), result.message());
+  }
+};
+
+}  // namespace
+
+const MpiSession& session() { return *current; }
+
+}  // namespace longhalo::test
+
+int main(int argc, char** argv) {
+  using namespace longhalo;
+  testing::InitGoogleTest(&argc, argv);
+  const MpiSession session(&argc, &argv);
+  test::current = &session;
+  auto& listeners = testing::UnitTest::GetInstance()->listeners();
+  if (!session.is_root()) delete listeners.Release(listeners.default_result_printer());
+  listeners.Append(new test::RankPrinter);
+  const int failed = RUN_ALL_TESTS();
+  return sum_over_ranks(session, failed) == 0 ? 0 : 1;
+}

@@ -1,0 +1,118 @@
+// Shard and halo plans are pure arithmetic: checked token by token against their definitions.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "comm/halo_plan.hpp"
+#include "comm/shard_plan.hpp"
+#include "core/error.hpp"
+
+namespace longhalo {
+namespace {
+
+TEST(ShardPlan, OwnsEveryTokenOnceInOrderFromAlignedStarts) {
+  for (const int64_t tokens : {0, 1, 127, 128, 129, 1000, 4096, 99991}) {
+    for (const int ranks : {1, 2, 3, 4, 7, 64}) {
+      for (const int64_t alignment : {1, 128, 384}) {
+        const ShardPlan plan(tokens, ranks, alignment);
+        ASSERT_EQ(plan.ranks(), ranks);
+        ASSERT_EQ(plan.tokens(), tokens);
+        int64_t next = 0, longest = 0, shortest_whole = tokens;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const TokenRange shard = plan.shard(rank);
+          ASSERT_EQ(shard.begin, next);
+          ASSERT_LE(shard.begin, shard.end);
+          if (!shard.empty()) {
+            ASSERT_EQ(shard.begin % alignment, 0);
+            ASSERT_EQ(plan.owner(shard.begin), rank);
+            ASSERT_EQ(plan.owner(shard.end - 1), rank);
+          }
+          longest = std::max(longest, shard.size());
+          if (shard.end != tokens) shortest_whole = std::min(shortest_whole, shard.size());
+          next = shard.end;
+        }
+        ASSERT_EQ(next, tokens);
+        ASSERT_LE(longest - std::min(longest, shortest_whole), alignment) << "shards differ by one block at most";
+      }
+    }
+  }
+}
+
+TEST(ShardPlan, SurvivesTheLargestLengths) {
+  const int64_t huge = std::numeric_limits<int64_t>::max();
+  const ShardPlan plan(huge, 3, 2048);
+  EXPECT_EQ(plan.shard(2).end, huge);
+  EXPECT_EQ(plan.shard(1).begin % 2048, 0);
+  EXPECT_EQ(plan.owner(huge - 1), 2);
+}
+
+TEST(ShardPlan, SegmentsFollowEachOtherAndAreComplete) {
+  for (const int64_t tokens : {1, 255, 256, 1000, 5000}) {
+    for (const int ranks : {1, 3, 7}) {
+      const std::vector<int64_t> strides{4, 64, 96};
+      const ShardPlan plan(tokens, ranks, shard_alignment(strides));
+      for (const int64_t stride : strides) {
+        int64_t next = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const TokenRange segments = plan.segments(rank, stride);
+          if (segments.empty()) continue;
+          EXPECT_EQ(segments.begin, next);
+          EXPECT_GE(segments.begin * stride, plan.shard(rank).begin);
+          EXPECT_LE(segments.end * stride, plan.shard(rank).end);
+          next = segments.end;
+        }
+        EXPECT_EQ(next, tokens / stride);
+      }
+    }
+  }
+}
+
+TEST(ShardAlignment, IsTheLeastCommonMultiple) {
+  EXPECT_EQ(shard_alignment(std::vector<int64_t>{}), 128);
+  EXPECT_EQ(shard_alignment(std::vector<int64_t>{2048}), 2048);
+  EXPECT_EQ(shard_alignment(std::vector<int64_t>{3, 64}), 384);
+  EXPECT_THROW(shard_alignment(std::vector<int64_t>{999999937, 999999929}), UserError);
+}
+
+// Every rank's halo is exactly [begin - halo, begin) clipped at 0, each part from its owner, and sends mirror receives.
+TEST(HaloPlan, BringsEveryWantedTokenFromItsOwner) {
+  for (const int64_t tokens : {1, 128, 500, 896, 2000}) {
+    for (const int ranks : {1, 2, 3, 4, 7}) {
+      const ShardPlan shards(tokens, ranks, 128);
+      for (const int64_t halo : {int64_t{0}, int64_t{1}, int64_t{127}, int64_t{200}, int64_t{5000}}) {
+        for (int rank = 0; rank < ranks; ++rank) {
+          const HaloPlan plan = halo_plan(shards, rank, halo);
+          const TokenRange shard = shards.shard(rank);
+          const int64_t wanted = shard.empty() ? shard.begin : std::max<int64_t>(0, shard.begin - halo);
+          EXPECT_EQ(plan.halo.begin, wanted);
+          EXPECT_EQ(plan.halo.end, shard.begin);
+          int64_t next = wanted;
+          for (const RowTransfer& part : plan.receives) {
+            EXPECT_LT(part.peer, rank) << "a halo comes from the left";
+            EXPECT_EQ(part.range.begin, next);
+            EXPECT_EQ(intersect(part.range, shards.shard(part.peer)), part.range);
+            next = part.range.end;
+            const HaloPlan other = halo_plan(shards, part.peer, halo);
+            EXPECT_EQ(std::count(other.sends.begin(), other.sends.end(), RowTransfer{rank, part.range}), 1);
+          }
+          EXPECT_EQ(next, shard.begin);
+          for (const RowTransfer& part : plan.sends) {
+            const HaloPlan other = halo_plan(shards, part.peer, halo);
+            EXPECT_EQ(std::count(other.receives.begin(), other.receives.end(), RowTransfer{rank, part.range}), 1);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(HaloPlan, TakesSeveralHopsWhenShardsAreShorterThanTheWindow) {
+  const HaloPlan plan = halo_plan(ShardPlan(7 * 128, 7, 128), 6, 300);
+  ASSERT_EQ(plan.receives.size(), 3U);
+  EXPECT_EQ(plan.receives[0], (RowTransfer{3, {468, 512}}));
+  EXPECT_EQ(plan.receives[1], (RowTransfer{4, {512, 640}}));
+  EXPECT_EQ(plan.receives[2], (RowTransfer{5, {640, 768}}));
+}
+
+}  // namespace
+}  // namespace longhalo
