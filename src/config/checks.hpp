@@ -1,4 +1,4 @@
-// ConfigFaults that no single value shows: missing keys of a subcommand, and values that cannot go together.
+// Faults that no single value shows: missing keys of a subcommand, and values that cannot go together.
 #pragma once
 
 #include <map>

@@ -50,7 +50,7 @@ ConfigSchema make_schema() {
   all.keys.push_back(key("model.shape.ffn", whole(1, 1 << 22), FIELD(model.shape.ffn), "Feed-forward size."));
   all.keys.push_back(key("model.shape.heads", whole(1, 4096), FIELD(model.shape.heads), "Query heads."));
   all.keys.push_back(key("model.shape.kv_heads", whole(1, 4096), FIELD(model.shape.kv_heads),
-                         "ConfigKey/value heads; divides the query heads."));
+                         "Key/value heads; divides the query heads."));
   all.keys.push_back(
       key("model.shape.head_dim", whole(2, 1024), FIELD(model.shape.head_dim), "Head dimension; even."));
   all.keys.push_back(
@@ -128,7 +128,7 @@ ConfigSchema make_schema() {
   all.keys.push_back(
       key("bench.heads", whole(1, 4096), FIELD(bench.heads), "Query heads of the attention benchmark."));
   all.keys.push_back(key("bench.kv_heads", whole(1, 4096), FIELD(bench.kv_heads),
-                         "ConfigKey/value heads of the attention benchmark; divides the query heads."));
+                         "Key/value heads of the attention benchmark; divides the query heads."));
   all.keys.push_back(key("bench.head_dim", whole(2, 1024), FIELD(bench.head_dim),
                          "Head dimension of the attention benchmark; even."));
   all.keys.push_back(
