@@ -32,9 +32,9 @@ struct Attention {
   int64_t head_dim = 0;  // d; the CPU takes any multiple of 8 up to 256
   T scale = 0;           // usually d^-1/2
 
-  int64_t queries = 0;           // n
-  int64_t first_query = 0;       // global position of row 0 of q
-  const T* q = nullptr;          // [n, H, d]
+  int64_t queries = 0;                 // n
+  int64_t first_query = 0;             // global position of row 0 of q
+  const T* q = nullptr;                // [n, H, d]
   std::span<const BandKeys<T>> bands;  // 1 to kMaxBands
   const T* landmark_bias = nullptr;    // [H], or nullptr for 0
   const int64_t* doc_start = nullptr;  // [n] global position of each query's document start, or nullptr for 0

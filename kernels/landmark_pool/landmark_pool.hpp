@@ -3,7 +3,7 @@
 // For segment g and KV head h:  a = softmax_j(u_h . k_j / sqrt(d)) over the segment's tokens,
 // kbar = sum a_j k_j,  vbar = sum a_j v_j,  with k BEFORE the rotary embedding. u = 0 is a mean.
 // The caller then rotates kbar at the segment's centre, g*stride + (stride - 1) / 2.
-// Works online: tokens may come in any portions, one at a time in generation; the open segment's state is O(d).
+// Works online: tokens may come in any portions, one at a time in generation; the open segment's state is small.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +30,11 @@ struct LandmarkPool {
   const float* landmark_query = nullptr;  // u [H_kv, d], or nullptr for 0
 };
 
-/// Feeds n tokens, k and v [n, H_kv, d], to the open segment; writes each segment that completes to the next row of
-/// kbar and vbar [completed, H_kv, d] (room for (state.tokens + n) / stride rows). Returns how many completed.
-/// The result does not depend on the portions in which tokens come, up to fp32 rounding.
-int64_t landmark_pool(const LandmarkPool& pool, int64_t n, const float* k, const float* v, LandmarkPoolState& state,
-                      float* kbar, float* vbar);
+/// Feeds n tokens, k and v [n, H_kv, d], to the open segment; writes each segment that completes to the next
+/// row of kbar and vbar [completed, H_kv, d] (room for (state.tokens + n) / stride rows). Returns how many
+/// completed. The result does not depend on the portions in which tokens come, up to fp32 rounding.
+int64_t landmark_pool(const LandmarkPool& pool, int64_t n, const float* k, const float* v,
+                      LandmarkPoolState& state, float* kbar, float* vbar);
 
 /// The definition in fp64 over a whole sequence: kbar, vbar [n / stride, H_kv, d]. u may be nullptr.
 void landmark_pool_reference(int64_t n, int64_t kv_heads, int64_t head_dim, int64_t stride, const double* u,

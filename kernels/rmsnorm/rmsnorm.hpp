@@ -7,6 +7,7 @@ namespace longhalo {
 
 /// x, out [n, D], weight [D]; out may be x.
 void rmsnorm(int64_t n, int64_t hidden, const float* x, const float* weight, float epsilon, float* out);
-void rmsnorm_reference(int64_t n, int64_t hidden, const double* x, const double* weight, double epsilon, double* out);
+void rmsnorm_reference(int64_t n, int64_t hidden, const double* x, const double* weight, double epsilon,
+                       double* out);
 
 }  // namespace longhalo

@@ -1,5 +1,6 @@
-// Rotary position embedding, the half-split form of Hugging Face Llama: dimension c is paired with c + d/2 and turned
-// by position * frequency[c]. Positions are global (never local to a shard) and may be fractional (landmark centres).
+// Rotary position embedding, the half-split form of Hugging Face Llama: dimension c is paired with c + d/2
+// and turned by position * frequency[c]. Positions are global (never local to a shard) and may be fractional
+// (landmark centres).
 #pragma once
 
 #include <cstdint>
@@ -16,12 +17,13 @@ struct Llama3RopeScaling {
 };
 
 /// Radians a token for each of the d/2 pairs: theta^(-2c/d), adjusted by `scaling` unless it is nullptr.
-std::vector<double> rotary_frequencies(int64_t head_dim, double theta, const Llama3RopeScaling* scaling = nullptr);
+std::vector<double> rotary_frequencies(int64_t head_dim, double theta,
+                                       const Llama3RopeScaling* scaling = nullptr);
 
 /// Rotates x [n, heads, d] in place; row i stands at position first_position + i * step.
 /// Angles are made in double, so that position 10,000,000 is as exact as position 10.
-void rotary(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double>& frequencies, double first_position,
-            double step, float* x);
+void rotary(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double>& frequencies,
+            double first_position, double step, float* x);
 
 /// The definition in fp64.
 void rotary_reference(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double>& frequencies,

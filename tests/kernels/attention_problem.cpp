@@ -1,0 +1,169 @@
+#include "attention_problem.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/text.hpp"
+
+namespace longhalo::testing {
+namespace {
+
+// The kernel's arguments over the problem's arrays, or over their fp64 copies.
+template <class T>
+struct Arguments {
+  std::vector<BandKeys<T>> keys;
+  Attention<T> attention;
+};
+
+template <class T>
+void describe(const AttentionProblem& problem, Attention<T>& a) {
+  a.heads = problem.heads, a.kv_heads = problem.kv_heads, a.head_dim = problem.head_dim;
+  a.scale = static_cast<T>(problem.scale());
+  a.queries = problem.queries, a.first_query = problem.first_query;
+  a.doc_start = problem.doc_start.empty() ? nullptr : problem.doc_start.data();
+}
+
+double largest_norm(const std::vector<float>& x, int64_t d) {
+  double largest = 0;
+  for (size_t at = 0; at < x.size(); at += static_cast<size_t>(d)) {
+    double squares = 0;
+    for (size_t c = at; c < at + static_cast<size_t>(d); ++c)
+      squares += static_cast<double>(x[c]) * x[c];
+    largest = std::max(largest, squares);
+  }
+  return std::sqrt(largest);
+}
+
+}  // namespace
+
+std::string AttentionProblem::text() const {
+  std::string words =
+      longhalo::text("H ", heads, " H_kv ", kv_heads, " d ", head_dim, " n ", queries, " first_query ",
+                     first_query, doc_start.empty() ? "" : " packed", landmark_bias.empty() ? "" : " bias");
+  for (const OwnedBand& b : bands)
+    words += longhalo::text(" {", b.band.stride, ", ", b.band.near, ", ", b.band.far, "} keys [", b.first_key,
+                            ", ", b.first_key + b.count, ")");
+  return words;
+}
+
+AttentionAnswer run_kernel(const AttentionProblem& problem) {
+  Attention<float> a;
+  describe(problem, a);
+  std::vector<BandKeys<float>> keys;
+  for (const OwnedBand& b : problem.bands)
+    keys.push_back({b.band, b.k.data(), b.v.data(), b.first_key, b.count});
+  constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
+  AttentionAnswer answer{std::vector<float>(problem.q.size(), kPoison),
+                         std::vector<float>(static_cast<size_t>(problem.heads * problem.queries), kPoison)};
+  a.q = problem.q.data(), a.bands = keys;
+  a.landmark_bias = problem.landmark_bias.empty() ? nullptr : problem.landmark_bias.data();
+  a.out = answer.out.data(), a.lse = answer.lse.data();
+  attention_forward(a);
+  return answer;
+}
+
+Judgement judge(const AttentionProblem& problem) {
+  Attention<double> a;
+  describe(problem, a);
+  const std::vector<double> q = upcast(problem.q), bias = upcast(problem.landmark_bias);
+  std::vector<std::vector<double>> k, v, magnitude;
+  std::vector<BandKeys<double>> keys;
+  double longest_key = 0, all_keys = 0;
+  for (const OwnedBand& b : problem.bands) {
+    k.push_back(upcast(b.k));
+    v.push_back(upcast(b.v));
+    longest_key = std::max(longest_key, largest_norm(b.k, problem.head_dim));
+    all_keys += static_cast<double>(b.count);
+  }
+  magnitude = v;
+  for (auto& band : magnitude)
+    for (double& x : band)
+      x = std::abs(x);
+  Judgement right;
+  right.out.resize(q.size()), right.weighed.resize(q.size());
+  right.lse.resize(static_cast<size_t>(problem.heads * problem.queries));
+  a.q = q.data(), a.landmark_bias = bias.empty() ? nullptr : bias.data();
+  for (auto [values, out] : {std::pair{&v, &right.out}, std::pair{&magnitude, &right.weighed}}) {
+    keys.clear();
+    for (size_t b = 0; b < problem.bands.size(); ++b)
+      keys.push_back({problem.bands[b].band, k[b].data(), (*values)[b].data(), problem.bands[b].first_key,
+                      problem.bands[b].count});
+    a.bands = keys, a.out = out->data(), a.lse = right.lse.data();
+    attention_reference(a);
+  }
+
+  // What fp32 may change, to first order, with u = 2^-24 and rounding errors that add up like a random walk
+  // (Higham and Mary, "A new approach to probabilistic rounding error analysis", SISC 2019: a sum of m terms
+  // errs by at most lambda sqrt(m) u times the sum of magnitudes with a probability that lambda = 4 puts
+  // beyond doubt):
+  //   a score, a product of d terms, scaled and shifted with 4 roundings more: lambda (sqrt(d) + 4) u A,
+  //   where A = scale * max |q| * max |k| bounds its sum of magnitudes (and A + |bias| the score). An error
+  //   of the score is a relative error of its weight; the exponential (4 u), the running rescale and the
+  //   division: 8 u; sums of weights, and of weights times values, over L keys: lambda sqrt(L) u.
+  // The error of a row of out is relative to sum softmax * |v|, that of lse is absolute.
+  const double u = std::ldexp(1.0, -24), lambda = 4;
+  double scores = problem.scale() * largest_norm(problem.q, problem.head_dim) * longest_key;
+  double shift = 0;
+  for (float x : problem.landmark_bias)
+    shift = std::max(shift, static_cast<double>(std::abs(x)));
+  right.tolerance = lambda * u *
+                    ((std::sqrt(static_cast<double>(problem.head_dim)) + 4) * (scores + shift) + 8 +
+                     std::sqrt(all_keys + 1));
+  return right;
+}
+
+void expect_right(const AttentionProblem& problem, const AttentionAnswer& answer) {
+  const Judgement right = judge(problem);
+  const int64_t d = problem.head_dim;
+  for (int64_t row = 0; row < problem.queries; ++row) {
+    for (int64_t h = 0; h < problem.heads; ++h) {
+      const double lse = right.lse[static_cast<size_t>(h * problem.queries + row)];
+      const float got = answer.lse[static_cast<size_t>(h * problem.queries + row)];
+      double error = 0, size = 0;
+      for (int64_t c = 0; c < d; ++c) {
+        const auto at = static_cast<size_t>((row * problem.heads + h) * d + c);
+        error += std::pow(answer.out[at] - right.out[at], 2);
+        size += std::pow(right.weighed[at], 2);
+      }
+      const bool blind = lse == -std::numeric_limits<double>::infinity();
+      const bool lse_right = blind ? got == lse : std::abs(got - lse) <= right.tolerance;
+      const bool out_right =
+          std::sqrt(error) <= right.tolerance * std::sqrt(size);  // false for NaN; 0 where blind
+      if (lse_right && out_right) continue;
+      ADD_FAILURE() << problem.text() << "\nrow " << row << " head " << h << ": out errs by "
+                    << std::sqrt(error) / std::sqrt(size) << ", lse " << got << " instead of " << lse
+                    << "; rounding explains " << right.tolerance;
+      return;
+    }
+  }
+}
+
+void fill(AttentionProblem& problem, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  const auto fill_one = [&](std::vector<float>& x, int64_t count) {
+    x.resize(static_cast<size_t>(count));
+    for (float& value : x)
+      value = normal(random);
+  };
+  fill_one(problem.q, problem.queries * problem.heads * problem.head_dim);
+  for (OwnedBand& b : problem.bands) {
+    fill_one(b.k, b.count * problem.kv_heads * problem.head_dim);
+    fill_one(b.v, b.count * problem.kv_heads * problem.head_dim);
+  }
+}
+
+void add_band(AttentionProblem& problem, const Band& band, int64_t first_key, int64_t count) {
+  problem.bands.push_back({band, first_key, count, {}, {}});
+}
+
+void add_band_of_history(AttentionProblem& problem, const Band& band, int64_t missing_in_front,
+                         int64_t missing_behind) {
+  const int64_t oldest = band.far > problem.first_query ? 0 : problem.first_query - band.far + 1;
+  const int64_t first = oldest / band.stride + missing_in_front;
+  const int64_t end = (problem.last_query() + 1) / band.stride - missing_behind;
+  add_band(problem, band, first, std::max<int64_t>(0, end - first));
+}
+
+}  // namespace longhalo::testing

@@ -1,0 +1,32 @@
+// A fixture that runs a test once with every instruction set of kernels/common/isa.hpp.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "kernels/common/isa.hpp"
+
+namespace longhalo::testing {
+
+class WithIsa : public ::testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    before_ = current_isa();
+    if (!isa_available(GetParam())) GTEST_SKIP() << "this CPU does not have " << isa_name(GetParam());
+    use_isa(GetParam());
+  }
+  void TearDown() override { use_isa(before_); }
+
+ private:
+  Isa before_ = Isa::kBaseline;
+};
+
+inline auto all_isas() {
+  return ::testing::Values(Isa::kBaseline, Isa::kAvx2, Isa::kAvx512);
+}
+inline std::string isa_test_name(const ::testing::TestParamInfo<Isa>& info) {
+  return isa_name(info.param);
+}
+
+}  // namespace longhalo::testing
