@@ -1,0 +1,140 @@
+// Files that appear whole or not at all, and the checksums that prove it.
+#include "storage/atomic_file.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <random>
+#include <span>
+#include <vector>
+
+#include "scratch.hpp"
+#include "storage/checksum.hpp"
+#include "storage/posix.hpp"
+#include "storage/sha256.hpp"
+
+namespace longhalo {
+namespace {
+
+using namespace testing;
+
+TEST(AtomicFile, ReplacesWholeFiles) {
+  const ScratchFolder folder;
+  const std::filesystem::path file = folder / "a.txt";
+  write_file_atomically(file, "first");
+  EXPECT_EQ(read_text(file), "first");
+  const std::string large(3'000'001, 'x');
+  write_file_atomically(file, large);
+  EXPECT_EQ(read_text(file), large);
+  write_file_atomically(file, "");
+  EXPECT_EQ(read_text(file), "");
+  EXPECT_EQ(count_files(folder.path()), 1);
+}
+
+TEST(AtomicFile, KeepsTheOldFileWhenTheDiskIsFull) {
+  const TinyDisk disk;
+  if (!disk.reason().empty()) GTEST_SKIP() << disk.reason();
+  const std::filesystem::path file = disk / "a.txt";
+  write_file_atomically(file, "old");
+  expect_user_error([&] { write_file_atomically(file, std::string(2 << 20, 'x')); },
+                    {"No space left", "2097152 bytes needed", "bytes free", file.string()});
+  EXPECT_EQ(read_text(file), "old");
+  EXPECT_EQ(count_files(disk.path()), 1);
+  expect_user_error([&] { require_space(file, 2 << 20); }, {"2097152 bytes needed"});
+  require_space(file, 1 << 19);
+  EXPECT_LE(free_bytes(file), 1 << 20);
+  EXPECT_LE(free_bytes(disk / "not/yet/made"), 1 << 20);
+}
+
+TEST(AtomicFile, KeepsTheOldFileAtTheSizeLimit) {
+  const ScratchFolder folder;
+  const std::filesystem::path file = folder / "a.txt";
+  write_file_atomically(file, "old");
+  {
+    const FileSizeLimit limit(1000);
+    expect_user_error([&] { write_file_atomically(file, std::string(2000, 'x')); },
+                      {"2000 bytes needed", "ulimit -f"});
+  }
+  EXPECT_EQ(read_text(file), "old");
+  EXPECT_EQ(count_files(folder.path()), 1);
+}
+
+TEST(AtomicFile, NamesUnusableTargets) {
+  const ScratchFolder folder;
+  expect_user_error([&] { write_file_atomically(folder / "absent/a.txt", "x"); },
+                    {"No such file", "absent/a.txt"});
+  std::filesystem::create_directory(folder / "folder");
+  expect_user_error([&] { write_file_atomically(folder / "folder", "x"); }, {"directory", "folder"});
+  write_text(folder / "file", "x");
+  expect_user_error([&] { write_file_atomically(folder / "file/a.txt", "x"); }, {"Not a directory"});
+  EXPECT_EQ(count_files(folder.path()), 1);
+}
+
+TEST(AtomicFile, RemovesOnlyAbandonedTemporaries) {
+  const ScratchFolder folder;
+  const TemporaryFile living(folder / "mine.h5");
+  write_text(living.path(), "in work");
+  // A child that ends without cleaning up, as a killed job does.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const TemporaryFile orphan(folder / "orphan.h5");
+    write_text(orphan.path(), "half");
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  write_text(folder / "notes.tmp.txt", "the user's own");
+  write_text(folder / "x.tmp.elsewhere.7-0", "of another host, fresh");
+  EXPECT_EQ(count_files(folder.path()), 4);
+  EXPECT_EQ(remove_abandoned_temporaries(folder.path(), Abandoned::kWriterGone), 1);
+  EXPECT_TRUE(std::filesystem::exists(living.path()));
+  EXPECT_EQ(remove_abandoned_temporaries(folder.path(), Abandoned::kAll), 2);
+  EXPECT_EQ(count_files(folder.path()), 1);
+  EXPECT_EQ(remove_abandoned_temporaries(folder / "absent", Abandoned::kAll), 0);
+}
+
+TEST(Checksum, DependsOnBytesNotOnPieces) {
+  std::mt19937 random(7);
+  std::vector<std::byte> bytes(257);
+  for (std::byte& byte : bytes)
+    byte = static_cast<std::byte>(random());
+  Checksum64 whole;
+  whole.update(bytes);
+  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
+    Checksum64 parts;
+    parts.update(std::span(bytes).first(cut));
+    parts.update(std::span(bytes).subspan(cut));
+    ASSERT_EQ(parts.value(), whole.value()) << cut;
+  }
+  for (size_t at = 0; at < bytes.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      bytes[at] ^= static_cast<std::byte>(1 << bit);
+      Checksum64 changed;
+      changed.update(bytes);
+      ASSERT_NE(changed.value(), whole.value());
+      bytes[at] ^= static_cast<std::byte>(1 << bit);
+    }
+  }
+  // Zeros of different lengths differ: a file cut short or padded is seen.
+  Checksum64 seven;
+  Checksum64 eight;
+  seven.update(std::vector<std::byte>(7));
+  eight.update(std::vector<std::byte>(8));
+  EXPECT_NE(seven.value(), eight.value());
+}
+
+TEST(Sha256, AgreesWithTheStandard) {
+  // Digests of FIPS 180-4's examples.
+  EXPECT_EQ(sha256_of_text("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(sha256_of_text(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(sha256_of_text("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"),
+            "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  EXPECT_EQ(sha256_of_text(std::string(1'000'000, 'a')),
+            "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  const ScratchFolder folder;
+  write_text(folder / "million", std::string(1'000'000, 'a'));
+  EXPECT_EQ(sha256_of_file(folder / "million"), sha256_of_text(std::string(1'000'000, 'a')));
+}
+
+}  // namespace
+}  // namespace longhalo
