@@ -1,4 +1,5 @@
-// `longhalo tokenize`: text files to one HDF5 token file, and a token file back to text files. One process, no MPI.
+// `longhalo tokenize`: text files to one HDF5 token file, and a token file back to text files. One process,
+// no MPI.
 #pragma once
 
 #include <string>
@@ -20,9 +21,9 @@ struct TokenizeOptions {
   ProgressOptions progress;
 };
 
-/// Encodes `inputs` or decodes `decode`. Every output file appears whole or not at all. Throws UserError for any fault
-/// of the inputs (each is looked at before the work begins), a token file made with another tokenizer, an output that
-/// exists, and a full disk.
+/// Encodes `inputs` or decodes `decode`. Every output file appears whole or not at all. Throws UserError for
+/// any fault of the inputs (each is looked at before the work begins), a token file made with another
+/// tokenizer, an output that exists, and a full disk.
 void run_tokenize(const TokenizeOptions& options);
 
 }  // namespace longhalo

@@ -33,6 +33,10 @@ std::string scaled(double count) {
     ++step;
   }
   char digits[32];
+  if (count > 0 && count < 0.95) {  // a slow rate
+    std::snprintf(digits, sizeof digits, "%.2g", count);
+    return digits;
+  }
   const int decimals = step == 0       ? (count == std::floor(count) ? 0 : 1)
                        : count < 9.995 ? 2
                        : count < 99.95 ? 1
