@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/error.hpp"
 #include "core/text.hpp"
 #include "tokenizer/byte_alphabet.hpp"
 #include "tokenizer/utf8.hpp"
@@ -30,21 +29,11 @@ std::pair<std::string, std::string> read_merge(const JsonCursor& merges, size_t 
 
 }  // namespace
 
-BpeModel::BpeModel(const JsonCursor& description) : where_(description.where()) {
+BpeModel::BpeModel(const JsonCursor& description) {
   read_options(description);
   read_vocabulary(description["vocab"]);
   read_merges(description["merges"]);
-
-  for (size_t byte = 0; byte < 256; ++byte) {
-    std::string spelling;
-    append_utf8(spelling, byte_alphabet()[byte]);
-    byte_token_[byte] = token_id(spelling).value_or(kNone);
-  }
-  if (const auto unknown = description.find("unk_token")) {
-    const auto id = token_id(unknown->string());
-    if (!id) unknown->fail("the unknown token is not in the vocabulary", kFetchAgain);
-    unknown_token_ = *id;
-  }
+  find_byte_tokens(description);
 }
 
 void BpeModel::read_options(const JsonCursor& description) {
@@ -108,6 +97,22 @@ void BpeModel::read_merges(const JsonCursor& merges) {
   }
 }
 
+void BpeModel::find_byte_tokens(const JsonCursor& description) {
+  int32_t unknown_token = kNone;
+  if (const auto unknown = description.find("unk_token")) {
+    const auto id = token_id(unknown->string());
+    if (!id) unknown->fail("the unknown token is not in the vocabulary", kFetchAgain);
+    unknown_token = *id;
+  }
+  for (size_t byte = 0; byte < 256; ++byte) {
+    std::string spelling;
+    append_utf8(spelling, byte_alphabet()[byte]);
+    const auto id = token_id(spelling);
+    byte_token_[byte] = id.value_or(unknown_token);
+    is_unknown_[byte] = !id && unknown_token != kNone;
+  }
+}
+
 void BpeModel::encode_piece(std::string_view piece, std::vector<int32_t>& ids, MergeScratch& scratch) const {
   ids.clear();
   if (ignore_merges_) {
@@ -119,21 +124,21 @@ void BpeModel::encode_piece(std::string_view piece, std::vector<int32_t>& ids, M
   bool previous_unknown = false;
   for (const char c : piece) {
     const auto byte = static_cast<unsigned char>(c);
-    const bool unknown = byte_token_[byte] == kNone;
-    if (!(unknown && previous_unknown && fuse_unknown_)) ids.push_back(byte_token(byte));
-    previous_unknown = unknown;
+    if (byte_token_[byte] == kNone) continue;
+    const bool fused = is_unknown_[byte] && previous_unknown && fuse_unknown_;
+    if (!fused) ids.push_back(byte_token_[byte]);
+    previous_unknown = is_unknown_[byte];
   }
   apply_merges(merges_, ids, scratch);
 }
 
-int32_t BpeModel::byte_token(unsigned char byte) const {
-  const int32_t id = byte_token_[byte] != kNone ? byte_token_[byte] : unknown_token_;
-  if (id == kNone) {
-    throw UserError(
-        text("the text holds the byte ", static_cast<int>(byte), ", for which the vocabulary has no token"),
-        where_, "use a tokenizer with all 256 byte tokens, or take the byte out of the text");
-  }
-  return id;
+std::optional<int32_t> BpeModel::byte_token(unsigned char byte) const {
+  return byte_token_[byte] == kNone ? std::nullopt : std::optional(byte_token_[byte]);
+}
+
+int64_t BpeModel::count_left_out(std::string_view text) const {
+  return std::count_if(text.begin(), text.end(),
+                       [&](char c) { return byte_token_[static_cast<unsigned char>(c)] == kNone; });
 }
 
 std::optional<int32_t> BpeModel::token_id(std::string_view spelling) const {

@@ -27,8 +27,11 @@ class BpeModel {
   /// file names no unknown token.
   void encode_piece(std::string_view piece, std::vector<int32_t>& ids, MergeScratch& scratch) const;
 
-  /// The token of a lone byte.
-  int32_t byte_token(unsigned char byte) const;
+  /// The token of a lone byte; nothing if it has none and the file names no unknown token.
+  std::optional<int32_t> byte_token(unsigned char byte) const;
+
+  /// How many bytes of `text` have neither a token nor an unknown token to stand for them.
+  int64_t count_left_out(std::string_view text) const;
 
   std::optional<int32_t> token_id(std::string_view spelling) const;
   /// Largest id + 1.
@@ -42,14 +45,14 @@ class BpeModel {
   void read_options(const JsonCursor& description);
   void read_vocabulary(const JsonCursor& vocabulary);
   void read_merges(const JsonCursor& merges);
+  void find_byte_tokens(const JsonCursor& description);
 
-  std::string where_;
   StringMap<int32_t> id_of_;                          // by spelling in the byte alphabet
   StringMap<int32_t> whole_piece_;                    // by bytes; filled only with ignore_merges
   std::vector<std::optional<std::string>> bytes_of_;  // by id
-  std::array<int32_t, 256> byte_token_{};
+  std::array<int32_t, 256> byte_token_{};             // kNone: the byte is left out
   MergeTable merges_;
-  int32_t unknown_token_ = kNone;
+  std::array<bool, 256> is_unknown_{};  // its token is the unknown token
   bool fuse_unknown_ = false;
   bool ignore_merges_ = false;
 };

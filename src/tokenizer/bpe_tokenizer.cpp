@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "core/error.hpp"
+#include "core/log.hpp"
 #include "core/text.hpp"
 #include "tokenizer/added_tokens.hpp"
 #include "tokenizer/bpe_description.hpp"
@@ -62,8 +63,11 @@ class BpeTokenizer final : public Tokenizer {
     vocabulary_size_ = model_.size();
     for (const AddedToken& token : added_) {
       added_id_of_.emplace(token.content, token.id);
-      added_content_of_.emplace(token.id, token.content);
       vocabulary_size_ = std::max<int64_t>(vocabulary_size_, token.id + int64_t{1});
+    }
+    for (const AddedTokens* group : {&raw_added_, &normalized_added_}) {
+      for (const AddedToken& token : group->tokens())
+        added_content_of_.emplace(token.id, token.content);
     }
   }
 
@@ -90,7 +94,7 @@ class BpeTokenizer final : public Tokenizer {
   AddedTokens normalized_added_;
   Affixes affixes_;
   StringMap<int32_t> added_id_of_;
-  std::unordered_map<int32_t, std::string> added_content_of_;
+  std::unordered_map<int32_t, std::string> added_content_of_;  // normalised where the token is
   int64_t vocabulary_size_ = 0;
 
   mutable std::mutex workspaces_mutex_;
@@ -113,7 +117,8 @@ class BpeTokenizer::Encoding final : public PieceSink {
       if (valid > 0) {
         valid_text(text.substr(done_bytes_, valid));
       } else {
-        ids_.push_back(owner_.model_.byte_token(static_cast<unsigned char>(text[done_bytes_++])));
+        const auto byte = static_cast<unsigned char>(text[done_bytes_++]);
+        if (const auto id = owner_.model_.byte_token(byte)) ids_.push_back(*id);
       }
     }
     if (progress_) progress_(static_cast<int64_t>(total_bytes_), static_cast<int64_t>(total_bytes_));
@@ -192,6 +197,11 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, SpecialTokens m
   auto workspace = borrow_workspace();
   auto ids = Encoding(*this, mode, *workspace, progress, text.size()).run(text);
   return_workspace(std::move(workspace));
+  if (const int64_t left_out = model_.count_left_out(text); left_out > 0) {
+    log_warning(
+        longhalo::text(file_, " has no token for ", left_out, " of the ", text.size(),
+                       " bytes of this text (rare control characters or damaged text); they are left out"));
+  }
   return ids;
 }
 

@@ -34,8 +34,9 @@ void append_nfc(std::string_view run, std::vector<int32_t>& decomposed, std::str
     at += static_cast<size_t>(next.length_bytes);
     int32_t parts[kLongestDecomposition];
     int boundary = 0;
-    const auto count = utf8proc_decompose_char(static_cast<int32_t>(next.value), parts, kLongestDecomposition,
-                                               static_cast<utf8proc_option_t>(UTF8PROC_STABLE), &boundary);
+    const auto count = utf8proc_decompose_char(
+        static_cast<int32_t>(next.value), parts, kLongestDecomposition,
+        static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE), &boundary);
     check(count >= 0 && count <= kLongestDecomposition, "utf8proc decomposes every code point");
     decomposed.insert(decomposed.end(), parts, parts + count);
   }

@@ -8,6 +8,10 @@
 // Text that is not valid UTF-8: byte-level BPE is lossless. Each maximal valid stretch is encoded as a text
 // of its own, each byte between them becomes the token of that byte, and decode() gives the same bytes back.
 // SentencePiece replaces such bytes by U+FFFD, as its library does.
+//
+// Some vocabularies lack tokens for bytes that their training text never held (SmolLM2: 21 of 256). Such a
+// byte becomes the file's unknown token; where the file names none it is left out, as the package does, and a
+// warning counts them.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +45,7 @@ class Tokenizer {
   /// JSON path for a missing, damaged or inconsistent file and for every feature that is not supported.
   static std::unique_ptr<Tokenizer> load(const std::filesystem::path& model_directory);
 
-  /// Ids of `text`, without prefix() and suffix(). Throws UserError if the vocabulary cannot spell it.
+  /// Ids of `text`, without prefix() and suffix().
   std::vector<int32_t> encode(std::string_view text, SpecialTokens mode) const {
     return encode(text, mode, {});
   }
