@@ -54,6 +54,19 @@ LONGHALO_INLINE Float max(Float a, Float b) {
 #endif
 }
 
+/// The first `count` lanes of an array's end (all of them when there are more); the others are 0 and not
+/// read.
+LONGHALO_INLINE Float load_part(const float* p, int64_t count) {
+  Float x{};
+  for (int i = 0; i < kLanes && i < count; ++i)
+    x[i] = p[i];
+  return x;
+}
+LONGHALO_INLINE void store_part(float* p, int64_t count, Float x) {
+  for (int i = 0; i < kLanes && i < count; ++i)
+    p[i] = x[i];
+}
+
 LONGHALO_INLINE float sum_lanes(Float x) {
   float sum = 0;
   for (int i = 0; i < kLanes; ++i)

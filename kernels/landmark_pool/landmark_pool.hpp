@@ -3,7 +3,8 @@
 // For segment g and KV head h:  a = softmax_j(u_h . k_j / sqrt(d)) over the segment's tokens,
 // kbar = sum a_j k_j,  vbar = sum a_j v_j,  with k BEFORE the rotary embedding. u = 0 is a mean.
 // The caller then rotates kbar at the segment's centre, g*stride + (stride - 1) / 2.
-// Works online: tokens may come in any portions, one at a time in generation; the open segment's state is small.
+// Works online: tokens may come in any portions, one at a time in generation; the open segment's state is
+// small.
 #pragma once
 
 #include <cstdint>

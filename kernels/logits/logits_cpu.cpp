@@ -5,32 +5,27 @@
 
 #include "core/error.hpp"
 #include "kernels/logits/logits.hpp"
+#include "kernels/logits/logits_simd.hpp"
 
 namespace longhalo {
 
 void log_sum_exp(int64_t n, int64_t vocabulary, const float* logits, double* out) {
   check(n >= 0 && vocabulary >= 1, "a row of logits is not empty");
-#pragma omp parallel for
+  const LogitsKernels& kernels = LONGHALO_SIMD(logits_kernels);
+#pragma omp parallel for if (n > 1)
   for (int64_t i = 0; i < n; ++i) {
     const float* row = logits + i * vocabulary;
-    const float top = *std::max_element(row, row + vocabulary);
-    double sum = 0;
-    for (int64_t c = 0; c < vocabulary; ++c)
-      sum += static_cast<double>(std::exp(row[c] - top));
-    out[i] = static_cast<double>(top) + std::log(sum);
+    const float top = kernels.largest(vocabulary, row);
+    const auto top_value = static_cast<double>(top);
+    out[i] = std::isfinite(top) ? top_value + std::log(kernels.sum_exp(vocabulary, row, top)) : top_value;
   }
 }
 
 int64_t argmax(int64_t vocabulary, const float* logits) {
   check(vocabulary >= 1, "a row of logits is not empty");
-  int64_t best = 0;
-  bool nan = false;
-  for (int64_t c = 0; c < vocabulary; ++c) {
-    nan |= logits[c] != logits[c];
-    if (logits[c] > logits[best]) best = c;
-  }
-  check(!nan, "logits are numbers: NaN was found among them");
-  return best;
+  const float top = LONGHALO_SIMD(logits_kernels).largest(vocabulary, logits);
+  check(!std::isnan(top), "logits are numbers: NaN was found among them");
+  return std::find(logits, logits + vocabulary, top) - logits;
 }
 
 int64_t sample_top_p(int64_t vocabulary, const float* logits, double temperature, double top_p,

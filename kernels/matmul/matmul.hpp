@@ -8,7 +8,8 @@ namespace longhalo {
 enum class Accumulate { kOverwrite, kAdd };
 
 /// a [m, in], w [out, in], c [m, out], all row-major and dense. kAdd adds to c (the residual stream, fused).
-/// m = 1 (decode) runs as a matrix-vector product. Cost: 2 * m * in * out FLOPs.
+/// m up to 4 (decode) runs as matrix-vector products that read each weight once. Cost: 2 * m * in * out
+/// FLOPs.
 void matmul(int64_t m, int64_t out, int64_t in, const float* a, const float* w, float* c,
             Accumulate accumulate = Accumulate::kOverwrite);
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/error.hpp"
+#include "kernels/matmul/gemv_simd.hpp"
 #include "kernels/matmul/matmul.hpp"
 
 namespace longhalo {
@@ -12,6 +13,9 @@ namespace {
 
 // OpenBLAS takes 32-bit dimensions; rows are handed over in portions that fit with room to spare.
 constexpr int64_t kRowsACall = int64_t{1} << 24;
+
+// Outputs of a matrix-vector product that one thread takes at a time.
+constexpr int64_t kColumnsAPart = 64;
 
 }  // namespace
 
@@ -22,8 +26,14 @@ void matmul(int64_t m, int64_t out, int64_t in, const float* a, const float* w, 
         "a weight's sides fit OpenBLAS's integers");
   const float beta = accumulate == Accumulate::kAdd ? 1.0F : 0.0F;
   const auto columns = static_cast<blasint>(out), depth = static_cast<blasint>(in);
-  if (m == 1) {
-    cblas_sgemv(CblasRowMajor, CblasNoTrans, columns, depth, 1.0F, w, depth, a, 1, beta, c, 1);
+  if (m <= kMaxGemvRows) {
+    const GemvKernels& kernels = LONGHALO_SIMD(gemv_kernels);
+    const bool add = accumulate == Accumulate::kAdd;
+    const int64_t parts = (out + kColumnsAPart - 1) / kColumnsAPart;
+#pragma omp parallel for schedule(static) if (parts > 1)
+    for (int64_t part = 0; part < parts; ++part)
+      kernels.columns(m, out, in, part * kColumnsAPart, std::min(out, (part + 1) * kColumnsAPart), a, w, c,
+                      add);
     return;
   }
   for (int64_t row = 0; row < m; row += kRowsACall) {

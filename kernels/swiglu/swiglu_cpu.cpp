@@ -1,18 +1,15 @@
-#include <cmath>
-
 #include "core/error.hpp"
 #include "kernels/swiglu/swiglu.hpp"
+#include "kernels/swiglu/swiglu_simd.hpp"
 
 namespace longhalo {
 
 void swiglu(int64_t n, int64_t ffn, const float* gate_up, float* out) {
   check(n >= 0 && ffn >= 1, "SwiGLU has rows of at least one element");
-#pragma omp parallel for
-  for (int64_t i = 0; i < n; ++i) {
-    const float* gate = gate_up + i * 2 * ffn;
-    for (int64_t c = 0; c < ffn; ++c)
-      out[i * ffn + c] = gate[c] / (1.0F + std::exp(-gate[c])) * gate[ffn + c];
-  }
+  const SwigluKernels& kernels = LONGHALO_SIMD(swiglu_kernels);
+#pragma omp parallel for if (n > 1)
+  for (int64_t i = 0; i < n; ++i)
+    kernels.row(ffn, gate_up + i * 2 * ffn, gate_up + i * 2 * ffn + ffn, out + i * ffn);
 }
 
 }  // namespace longhalo

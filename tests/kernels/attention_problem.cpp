@@ -9,13 +9,6 @@
 namespace longhalo::testing {
 namespace {
 
-// The kernel's arguments over the problem's arrays, or over their fp64 copies.
-template <class T>
-struct Arguments {
-  std::vector<BandKeys<T>> keys;
-  Attention<T> attention;
-};
-
 template <class T>
 void describe(const AttentionProblem& problem, Attention<T>& a) {
   a.heads = problem.heads, a.kv_heads = problem.kv_heads, a.head_dim = problem.head_dim;
@@ -102,12 +95,12 @@ Judgement judge(const AttentionProblem& problem) {
   //   of the score is a relative error of its weight; the exponential (4 u), the running rescale and the
   //   division: 8 u; sums of weights, and of weights times values, over L keys: lambda sqrt(L) u.
   // The error of a row of out is relative to sum softmax * |v|, that of lse is absolute.
-  const double u = std::ldexp(1.0, -24), lambda = 4;
+  const double lambda = 4;
   double scores = problem.scale() * largest_norm(problem.q, problem.head_dim) * longest_key;
   double shift = 0;
   for (float x : problem.landmark_bias)
     shift = std::max(shift, static_cast<double>(std::abs(x)));
-  right.tolerance = lambda * u *
+  right.tolerance = lambda * kUnit *
                     ((std::sqrt(static_cast<double>(problem.head_dim)) + 4) * (scores + shift) + 8 +
                      std::sqrt(all_keys + 1));
   return right;

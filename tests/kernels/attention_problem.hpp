@@ -10,13 +10,9 @@
 #include <vector>
 
 #include "kernels/attention/attention.hpp"
+#include "numbers.hpp"
 
 namespace longhalo::testing {
-
-template <class T>
-std::vector<double> upcast(const std::vector<T>& x) {
-  return {x.begin(), x.end()};
-}
 
 struct OwnedBand {
   Band band;

@@ -3,9 +3,17 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 
 #include "kernels/common/isa.hpp"
+#include "kernels/matmul/matmul.hpp"
+
+namespace longhalo {
+inline void PrintTo(Isa isa, std::ostream* out) {
+  *out << isa_name(isa);
+}
+}  // namespace longhalo
 
 namespace longhalo::testing {
 
@@ -21,6 +29,17 @@ class WithIsa : public ::testing::TestWithParam<Isa> {
  private:
   Isa before_ = Isa::kBaseline;
 };
+
+/// Runs `body` with 1, 2, 3 and 5 threads, then sets the number back.
+template <class Body>
+void with_threads(const Body& body) {
+  const int before = kernel_threads();
+  for (int threads : {1, 2, 3, 5}) {
+    set_kernel_threads(threads);
+    body(threads);
+  }
+  set_kernel_threads(before);
+}
 
 inline auto all_isas() {
   return ::testing::Values(Isa::kBaseline, Isa::kAvx2, Isa::kAvx512);
