@@ -8,6 +8,7 @@
 #include "device/host_buffer.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/attention_checks.hpp"
+#include "kernels/attention/attention_decode.hpp"
 #include "kernels/attention/attention_tile.hpp"
 
 namespace longhalo {
@@ -116,6 +117,7 @@ void store_rows(const Problem& p, const TileRows& rows, const Workspace& work) {
 void attention_forward(const Attention<float>& p) {
   check_attention(p);
   if (p.queries == 0) return;
+  if (p.queries <= kDecodeQueries) return attention_decode_forward(p);
   const AttentionTileKernels& kernels = LONGHALO_SIMD(attention_tile);
   const int64_t block = kernels.row_block;
   const int64_t group = p.heads / p.kv_heads;

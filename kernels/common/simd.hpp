@@ -57,10 +57,14 @@ LONGHALO_INLINE Float max(Float a, Float b) {
 /// The first `count` lanes of an array's end (all of them when there are more); the others are 0 and not
 /// read.
 LONGHALO_INLINE Float load_part(const float* p, int64_t count) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>(count >= kLanes ? 0xffff : (1 << count) - 1), p);
+#else
   Float x{};
   for (int i = 0; i < kLanes && i < count; ++i)
     x[i] = p[i];
   return x;
+#endif
 }
 LONGHALO_INLINE void store_part(float* p, int64_t count, Float x) {
   for (int i = 0; i < kLanes && i < count; ++i)
@@ -68,10 +72,13 @@ LONGHALO_INLINE void store_part(float* p, int64_t count, Float x) {
 }
 
 LONGHALO_INLINE float sum_lanes(Float x) {
-  float sum = 0;
-  for (int i = 0; i < kLanes; ++i)
-    sum += x[i];
-  return sum;
+#if defined(__AVX512F__)
+  x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+#elif defined(__AVX2__)
+  x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3);
+#endif
+  return (x[0] + x[2]) + (x[1] + x[3]);
 }
 
 LONGHALO_INLINE float max_lanes(Float x) {

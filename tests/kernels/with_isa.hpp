@@ -20,14 +20,18 @@ namespace longhalo::testing {
 class WithIsa : public ::testing::TestWithParam<Isa> {
  protected:
   void SetUp() override {
-    before_ = current_isa();
     if (!isa_available(GetParam())) GTEST_SKIP() << "this CPU does not have " << isa_name(GetParam());
     use_isa(GetParam());
+    set_kernel_threads(1);  // more where a test asks for them: with_threads()
   }
-  void TearDown() override { use_isa(before_); }
+  void TearDown() override {
+    use_isa(before_);
+    set_kernel_threads(threads_before_);
+  }
 
  private:
-  Isa before_ = Isa::kBaseline;
+  Isa before_ = current_isa();
+  int threads_before_ = kernel_threads();
 };
 
 /// Runs `body` with 1, 2, 3 and 5 threads, then sets the number back.
