@@ -21,7 +21,7 @@ END
 PACKAGES=(
   build-essential cmake git ninja-build pkg-config python3-venv
   libopenmpi-dev openmpi-bin libhdf5-dev libcli11-dev libyaml-cpp-dev nlohmann-json3-dev
-  libopenblas-openmp-dev libpcre2-dev libsentencepiece-dev libgtest-dev
+  libopenblas-openmp-dev libpcre2-dev libutf8proc-dev libsentencepiece-dev libgtest-dev
 )
 # Only the style tests use these; where a release does not offer them, those tests say so and are skipped.
 OPTIONAL_PACKAGES=(clang-format-14 clang-tidy-14)
