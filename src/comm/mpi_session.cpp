@@ -32,10 +32,20 @@ void check_mpi(int code, const char* call) {
                        std::source_location::current());
 }
 
-MpiSession::MpiSession(int* argc, char*** argv) {
+MpiSession::MpiSession(int* argc, char*** argv) : owns_mpi_(true) {
   int provided = 0;
   check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
+  join(MPI_COMM_WORLD);
+  set_log_rank(rank_);
+  refuse_disconnected_tasks(ranks_);
+}
+
+MpiSession::MpiSession(MPI_Comm parent) {
+  join(parent);
+}
+
+void MpiSession::join(MPI_Comm parent) {
+  check_mpi(MPI_Comm_dup(parent, &comm_), "MPI_Comm_dup");
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(comm_, &ranks_), "MPI_Comm_size");
@@ -49,8 +59,6 @@ MpiSession::MpiSession(int* argc, char*** argv) {
   int length = 0;
   check_mpi(MPI_Get_processor_name(name, &length), "MPI_Get_processor_name");
   host_.assign(name, static_cast<size_t>(length));
-  set_log_rank(rank_);
-  refuse_disconnected_tasks(ranks_);
 }
 
 MpiSession::~MpiSession() {
@@ -58,7 +66,7 @@ MpiSession::~MpiSession() {
   MPI_Finalized(&finalized);
   if (finalized != 0) return;
   if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
-  MPI_Finalize();
+  if (owns_mpi_) MPI_Finalize();
 }
 
 std::vector<std::string> MpiSession::hosts() const {

@@ -31,6 +31,9 @@ class MpiSession {
   /// Calls MPI_Init_thread (funneled). Throws UserError when Slurm started several tasks but MPI sees one
   /// rank.
   MpiSession(int* argc, char*** argv);
+  /// The ranks of `parent` as a session of their own, while another session keeps MPI alive: MPI_COMM_SELF is
+  /// this rank alone. Collective over `parent`.
+  explicit MpiSession(MPI_Comm parent);
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
@@ -52,6 +55,9 @@ class MpiSession {
   [[noreturn]] void abort(ExitCode exit_code) const;
 
  private:
+  void join(MPI_Comm parent);
+
+  bool owns_mpi_ = false;
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, ranks_ = 1, local_rank_ = 0, local_ranks_ = 1;
   std::string host_;

@@ -22,7 +22,7 @@ enum class IfExists { kError, kResume, kReplace };
 enum class ProgressMode { kAuto, kBar, kLines, kOff };
 
 /// What is run decides which keys are needed.
-enum class Subcommand { kInfer, kTokenize, kBenchAttention, kBenchPrefill, kDoctor };
+enum class Subcommand { kInfer, kTokenize, kBenchAttention, kBenchPrefill };
 
 /// `far` of a band that reaches back to the first token; "inf" in YAML.
 inline constexpr int64_t kFarUnlimited = std::numeric_limits<int64_t>::max();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "comm/halo_plan.hpp"
 #include "kernels/logits/logits.hpp"
 #include "model/layer.hpp"
 
@@ -74,19 +75,23 @@ std::vector<float> score_tokens(const MpiSession& session, const Weights& weight
 }
 
 std::vector<float> embed_chunks(const MpiSession& session, const Weights& weights, const ShardPlan& shards,
-                                const float* residual, int64_t chunk_tokens) {
+                                const float* residual, int64_t chunk_tokens, int64_t first_token) {
   const int64_t hidden_size = weights.config.hidden;
-  const TokenRange shard = shards.shard(session.rank());
+  const TokenRange embedded{first_token, shards.tokens()};
+  const auto chunk_of = [&](int64_t token) { return (token - first_token) / chunk_tokens; };
+
   // A chunk may lie on two ranks or more: each gives its partial sum, rank 0 adds them in rank order.
-  const int64_t first_chunk = shard.begin / chunk_tokens;
-  const int64_t chunks = shard.empty() ? 0 : (shard.end - 1) / chunk_tokens - first_chunk + 1;
+  const TokenRange shard = shards.shard(session.rank());
+  const TokenRange own = intersect(embedded, shard);
+  const int64_t first_chunk = own.empty() ? 0 : chunk_of(own.begin);
+  const int64_t chunks = own.empty() ? 0 : chunk_of(own.end - 1) - first_chunk + 1;
   std::vector<double> sums(static_cast<size_t>(chunks * hidden_size), 0.0);
   HostBuffer<float> hidden(kNormTile * hidden_size, "hidden states of a tile");
-  for (int64_t at = shard.begin; at < shard.end; at += kNormTile) {
-    const int64_t rows = std::min(kNormTile, shard.end - at);
+  for (int64_t at = own.begin; at < own.end; at += kNormTile) {
+    const int64_t rows = std::min(kNormTile, own.end - at);
     final_norm(weights, rows, residual + (at - shard.begin) * hidden_size, hidden.data());
     for (int64_t row = 0; row < rows; ++row) {
-      double* sum = sums.data() + ((at + row) / chunk_tokens - first_chunk) * hidden_size;
+      double* sum = sums.data() + (chunk_of(at + row) - first_chunk) * hidden_size;
       const float* state = hidden.data() + row * hidden_size;
       for (int64_t c = 0; c < hidden_size; ++c)
         sum[c] += state[c];
@@ -94,21 +99,17 @@ std::vector<float> embed_chunks(const MpiSession& session, const Weights& weight
   }
 
   const std::vector<double> parts = gather_parts(session, sums);
-  if (!session.is_root()) return {};
-  const int64_t tokens = shards.tokens();
-  const int64_t all_chunks = (tokens + chunk_tokens - 1) / chunk_tokens;
+  if (!session.is_root() || embedded.empty()) return {};
+  const int64_t all_chunks = chunk_of(embedded.end - 1) + 1;
   std::vector<double> totals(static_cast<size_t>(all_chunks * hidden_size), 0.0);
   auto part = parts.begin();
-  for (int rank = 0; rank < shards.ranks(); ++rank) {
-    const TokenRange owned = shards.shard(rank);
-    if (owned.empty()) continue;
-    for (int64_t chunk = owned.begin / chunk_tokens; chunk <= (owned.end - 1) / chunk_tokens; ++chunk)
+  for (const RowTransfer& owned : rows_by_owner(shards, embedded))
+    for (int64_t chunk = chunk_of(owned.range.begin); chunk <= chunk_of(owned.range.end - 1); ++chunk)
       for (int64_t c = 0; c < hidden_size; ++c)
         totals[static_cast<size_t>(chunk * hidden_size + c)] += *part++;
-  }
   std::vector<float> means(totals.size());
   for (int64_t chunk = 0; chunk < all_chunks; ++chunk) {
-    const int64_t members = std::min(chunk_tokens, tokens - chunk * chunk_tokens);
+    const int64_t members = std::min(chunk_tokens, embedded.size() - chunk * chunk_tokens);
     for (int64_t c = 0; c < hidden_size; ++c) {
       const auto at = static_cast<size_t>(chunk * hidden_size + c);
       means[at] = static_cast<float>(totals[at] / static_cast<double>(members));

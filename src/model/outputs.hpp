@@ -24,10 +24,11 @@ std::vector<float> score_tokens(const MpiSession& session, const Weights& weight
                                 std::span<const int32_t> tokens, const float* residual,
                                 const RowProgress& progress = {});
 
-/// Mean of the final hidden state (after the final norm) over each chunk of `chunk_tokens` tokens, the last
-/// chunk may be short: [chunks, D] on rank 0, empty elsewhere. Independent of the number of ranks up to
+/// Mean of the final hidden state (after the final norm) over each chunk of `chunk_tokens` tokens, counted
+/// from token `first_token` (what stands before it, such as a template's opening, is left out); the last
+/// chunk may be short. [chunks, D] on rank 0, empty elsewhere. Independent of the number of ranks up to
 /// rounding. Collective.
 std::vector<float> embed_chunks(const MpiSession& session, const Weights& weights, const ShardPlan& shards,
-                                const float* residual, int64_t chunk_tokens);
+                                const float* residual, int64_t chunk_tokens, int64_t first_token = 0);
 
 }  // namespace longhalo

@@ -15,8 +15,12 @@ constexpr int64_t kRow = 6;
 constexpr float kUnset = -1;
 
 // Below 2^24, so exact in fp32.
-float key_value(int64_t token, int64_t element) { return static_cast<float>(token * 16 + element); }
-float value_value(int64_t token, int64_t element) { return key_value(token, element) + 8; }
+float key_value(int64_t token, int64_t element) {
+  return static_cast<float>(token * 16 + element);
+}
+float value_value(int64_t token, int64_t element) {
+  return key_value(token, element) + 8;
+}
 
 struct Rows {
   int64_t first;
@@ -33,8 +37,10 @@ struct Rows {
   void expect_all(TokenRange tokens) const {
     for (int64_t token = tokens.begin; token < tokens.end; ++token)
       for (int64_t e = 0; e < kRow; ++e) {
-        ASSERT_EQ(k[static_cast<size_t>((token - first) * kRow + e)], key_value(token, e)) << "token " << token;
-        ASSERT_EQ(v[static_cast<size_t>((token - first) * kRow + e)], value_value(token, e)) << "token " << token;
+        ASSERT_EQ(k[static_cast<size_t>((token - first) * kRow + e)], key_value(token, e))
+            << "token " << token;
+        ASSERT_EQ(v[static_cast<size_t>((token - first) * kRow + e)], value_value(token, e))
+            << "token " << token;
       }
   }
   KvRows view() { return {k.data(), v.data(), first}; }
@@ -114,7 +120,8 @@ TEST(MpiSession, GathersAndBroadcastsTexts) {
   const std::vector<std::string> all = gather_text(session(), own);
   if (session().is_root()) {
     ASSERT_EQ(all.size(), static_cast<size_t>(session().ranks()));
-    for (size_t rank = 0; rank < all.size(); ++rank) EXPECT_EQ(all[rank], std::string(rank * 3, 'x'));
+    for (size_t rank = 0; rank < all.size(); ++rank)
+      EXPECT_EQ(all[rank], std::string(rank * 3, 'x'));
   }
   EXPECT_EQ(broadcast_text(session(), session().is_root() ? "hello" : ""), "hello");
   EXPECT_EQ(session().hosts().size(), static_cast<size_t>(session().ranks()));

@@ -62,15 +62,15 @@ std::string message_of(Subcommand subcommand, const ConfigSources& sources) {
 }
 
 std::string faults(std::string_view yaml) {
-  return message_of(Subcommand::kDoctor, yaml);
+  return message_of(Subcommand::kBenchAttention, yaml);
 }
 
 Config from_sets(std::vector<std::string> overrides, Environment environment = {}) {
-  return load_config(Subcommand::kDoctor, {{}, std::move(environment), std::move(overrides)});
+  return load_config(Subcommand::kBenchAttention, {{}, std::move(environment), std::move(overrides)});
 }
 
 std::string faults_of_sets(std::vector<std::string> overrides, Environment environment = {}) {
-  return message_of(Subcommand::kDoctor, ConfigSources{{}, std::move(environment), std::move(overrides)});
+  return message_of(Subcommand::kBenchAttention, ConfigSources{{}, std::move(environment), std::move(overrides)});
 }
 
 int count_faults(const std::string& message) {
@@ -118,10 +118,10 @@ Config unusual_config() {
 }
 
 TEST(Config, DefaultsAreThoseOfTheStruct) {
-  EXPECT_EQ(load_config(Subcommand::kDoctor, {}), Config{});
-  EXPECT_EQ(load_config_text(Subcommand::kDoctor, "", "x.yaml"), Config{});
-  EXPECT_EQ(load_config_text(Subcommand::kDoctor, "# a comment\n---\n", "x.yaml"), Config{});
-  EXPECT_EQ(load_config_text(Subcommand::kDoctor, "attention:\nrun:\n", "x.yaml"), Config{});
+  EXPECT_EQ(load_config(Subcommand::kBenchAttention, {}), Config{});
+  EXPECT_EQ(load_config_text(Subcommand::kBenchAttention, "", "x.yaml"), Config{});
+  EXPECT_EQ(load_config_text(Subcommand::kBenchAttention, "# a comment\n---\n", "x.yaml"), Config{});
+  EXPECT_EQ(load_config_text(Subcommand::kBenchAttention, "attention:\nrun:\n", "x.yaml"), Config{});
 }
 
 TEST(Config, ReadsEveryKindOfValue) {
@@ -160,7 +160,7 @@ run: {progress: lines}
 TEST(Config, OverrideBeatsEnvironmentBeatsFileBeatsDefault) {
   const TemporaryFile file("attention: {window: 1000, landmark_stride: 10}\nembed: {chunk_tokens: 20}\n");
   const Config config = load_config(
-      Subcommand::kDoctor, {file.path(),
+      Subcommand::kBenchAttention, {file.path(),
                             {{"LONGHALO_ATTENTION__WINDOW", "2000"},
                              {"LONGHALO_EMBED__CHUNK_TOKENS", "30"},
                              {"LONGHALO_MODEL__SHAPE__LAYERS", "4"},
@@ -197,7 +197,7 @@ TEST(Config, ReadsTheEnvironmentOfTheProcess) {
 TEST(Config, DumpLoadsAgainToTheSameConfig) {
   const Config config = unusual_config();
   EXPECT_EQ(load_config_text(Subcommand::kInfer, dump_yaml(config), "dump"), config) << dump_yaml(config);
-  EXPECT_EQ(load_config_text(Subcommand::kDoctor, dump_yaml(Config{}), "dump"), Config{});
+  EXPECT_EQ(load_config_text(Subcommand::kBenchAttention, dump_yaml(Config{}), "dump"), Config{});
 }
 
 TEST(Config, DumpsJsonOnOneLine) {
@@ -212,7 +212,7 @@ TEST(Config, DumpsJsonOnOneLine) {
 TEST(Config, StoredReferenceIsWhatTheSchemaSays) {
   const std::filesystem::path stored = std::filesystem::path(LONGHALO_SOURCE_DIR) / "configs/reference.yaml";
   EXPECT_EQ(read_file(stored), reference_yaml()) << "run: cmake --build <folder> --target config_reference";
-  EXPECT_EQ(load_config(Subcommand::kDoctor, {stored, {}, {}}), Config{});
+  EXPECT_EQ(load_config(Subcommand::kBenchAttention, {stored, {}, {}}), Config{});
 }
 
 TEST(Config, StoredDemoIsGood) {
@@ -377,7 +377,7 @@ TEST(ConfigFaults, ModelsThatCannotBe) {
 
 TEST(ConfigFaults, RequirementsDependOnTheSubcommand) {
   EXPECT_EQ(message_of(Subcommand::kInfer, kGood), "");
-  for (const Subcommand subcommand : {Subcommand::kDoctor, Subcommand::kBenchAttention}) {
+  for (const Subcommand subcommand : {Subcommand::kBenchAttention, Subcommand::kBenchAttention}) {
     EXPECT_EQ(message_of(subcommand, ""), "");
   }
   EXPECT_EQ(count_faults(message_of(Subcommand::kBenchPrefill, "")), 1);
@@ -440,7 +440,7 @@ TEST(ConfigFaults, TextThatIsNone) {
 }
 
 TEST(ConfigYaml, AnchorsAndAliasesWork) {
-  const Config config = load_config_text(Subcommand::kDoctor,
+  const Config config = load_config_text(Subcommand::kBenchAttention,
                                          "embed: {chunk_tokens: &n 100}\nrun: {token_tile: *n}\n", "x.yaml");
   EXPECT_EQ(config.run.token_tile, 100);
 }
@@ -476,7 +476,7 @@ TEST(ConfigYaml, AliasBombsAreRefusedQuickly) {
 
 TEST(ConfigYaml, FilesThatCannotBeRead) {
   const auto load = [](const std::filesystem::path& path) {
-    return message_of(Subcommand::kDoctor, ConfigSources{path, {}, {}});
+    return message_of(Subcommand::kBenchAttention, ConfigSources{path, {}, {}});
   };
   EXPECT_TRUE(holds(load("/nowhere/x.yaml"), "/nowhere/x.yaml: there is no such config file"));
   EXPECT_TRUE(holds(load(std::filesystem::temp_directory_path()), "is a directory"));
@@ -486,7 +486,7 @@ TEST(ConfigYaml, FilesThatCannotBeRead) {
 
 TEST(ConfigYaml, PlacesInAFileNameItsPath) {
   const TemporaryFile file("run:\n  thread: 4\n");
-  EXPECT_TRUE(holds(message_of(Subcommand::kDoctor, ConfigSources{file.path(), {}, {}}),
+  EXPECT_TRUE(holds(message_of(Subcommand::kBenchAttention, ConfigSources{file.path(), {}, {}}),
                     file.path().string() + ":2:3: unknown key 'run.thread'; did you mean run.threads?"));
 }
 

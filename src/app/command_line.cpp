@@ -1,0 +1,133 @@
+#include "app/command_line.hpp"
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <iostream>
+
+#include "core/error.hpp"
+#include "core/text.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr const char* kFooter =
+    "Start with ranks: mpirun -np 2 longhalo infer --config configs/demo.yaml\n"
+    "All keys with their meaning and default: configs/reference.yaml.\n"
+    "Exit codes: 0 done, 2 bad config or input, 75 checkpointed (requeue), others fatal.";
+
+// Every rank parses the same line; only the first prints what is wrong with it.
+bool is_first_process() {
+  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"})
+    if (const char* rank = std::getenv(variable)) return std::atoi(rank) == 0;
+  return true;
+}
+
+// A short option that stands for one config key.
+struct Shortcut {
+  const char* option;
+  const char* key;
+  const char* help;
+};
+
+class Parser {
+ public:
+  explicit Parser(CommandLine& result) : result_(result) {
+    app_.set_version_flag("--version", std::string("longhalo ") + LONGHALO_VERSION);
+    app_.footer(kFooter);
+    app_.require_subcommand(1);
+    app_.option_defaults()->group("Options");
+
+    CLI::App* infer = add_job(app_, "infer", Subcommand::kInfer,
+                              "Read documents with a model: answer prompts, score tokens, embed chunks");
+    (void)infer;
+    CLI::App* bench = app_.add_subcommand("bench", "Measure a part beside the machine's own rate");
+    bench->require_subcommand(1);
+    CLI::App* attention =
+        add_job(*bench, "attention", Subcommand::kBenchAttention, "The attention kernel alone");
+    CLI::App* prefill =
+        add_job(*bench, "prefill", Subcommand::kBenchPrefill, "A whole prefill of random tokens");
+    for (CLI::App* job : {attention, prefill}) {
+      add_shortcut(*job, {"--tokens", "bench.tokens", "Length of the sequence"});
+      add_shortcut(*job, {"--repeats", "bench.repeats", "Timed runs"});
+      add_shortcut(*job, {"--window", "attention.window", "Window W in tokens"});
+      add_shortcut(*job,
+                   {"--stride", "attention.landmark_stride", "Landmark stride S in tokens, 0 for none"});
+      add_shortcut(*job, {"--bands", "attention.bands", "Bands, e.g. \"[[1, 0, 4096], [64, 4096, inf]]\""});
+      add_shortcut(*job, {"--json", "bench.json", "Write the result as JSON to this file"});
+    }
+    add_shortcut(*attention, {"--heads", "bench.heads", "Query heads"});
+    add_shortcut(*attention, {"--kv-heads", "bench.kv_heads", "Key/value heads"});
+    add_shortcut(*attention, {"--head-dim", "bench.head_dim", "Head dimension"});
+    add_shortcut(*prefill, {"--model", "model.path", "Model directory"});
+    add_tokenize();
+  }
+
+  void parse(int argc, const char* const* argv) { app_.parse(argc, argv); }
+  int explain(const CLI::ParseError& error) {
+    const bool help = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
+    if (is_first_process()) {
+      app_.exit(error, std::cout, std::cerr);
+      if (!help)
+        std::cerr
+            << "  remedy: longhalo --help lists the subcommands, longhalo SUBCOMMAND --help its options\n";
+    }
+    return static_cast<int>(help ? ExitCode::kDone : ExitCode::kUserError);
+  }
+
+ private:
+  CLI::App* add_job(CLI::App& parent, const char* name, Subcommand subcommand, const char* help) {
+    CLI::App* job = parent.add_subcommand(name, help);
+    job->add_option_function<std::string>(
+        "--config", [this](const std::string& path) { result_.sources.file = path; },
+        "YAML file with the settings");
+    job->add_option("--set", result_.sources.overrides,
+                    "Set one key, e.g. --set attention.window=4096; beats the file")
+        ->allow_extra_args(false);
+    job->add_flag("--print-config", result_.print_config, "Print the effective settings and stop");
+    job->callback([this, subcommand] { result_.subcommand = subcommand; });
+    return job;
+  }
+
+  void add_shortcut(CLI::App& job, const Shortcut& shortcut) {
+    job.add_option_function<std::string>(
+        shortcut.option,
+        [this, key = std::string(shortcut.key)](const std::string& value) {
+          result_.sources.overrides.push_back(text(key, "=", value));
+        },
+        text(shortcut.help, " (", shortcut.key, ")"));
+  }
+
+  void add_tokenize() {
+    TokenizeOptions& options = result_.tokenize;
+    CLI::App* job =
+        app_.add_subcommand("tokenize", "Text files to an HDF5 token file, or back with --decode");
+    job->add_option("--model", options.model, "Model directory with the tokenizer")->required();
+    job->add_option("--output", options.output, "Token file to write; with --decode the folder for the texts")
+        ->required();
+    job->add_option("--decode", options.decode, "Token file to turn back into texts");
+    job->add_flag_callback(
+        "--force", [&options] { options.if_exists = IfOutputExists::kReplace; },
+        "Replace what stands at the output");
+    job->add_option("files", options.inputs, "Text files");
+    job->callback([this] { result_.subcommand = Subcommand::kTokenize; });
+  }
+
+  CommandLine& result_;
+  CLI::App app_{"LongHalo: transformers over million-token sequences, on MPI ranks", "longhalo"};
+};
+
+}  // namespace
+
+CommandLine parse_command_line(int argc, const char* const* argv) {
+  CommandLine result;
+  Parser parser(result);
+  try {
+    parser.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    result.exit_code = parser.explain(error);
+  }
+  result.sources.environment = config_environment();
+  return result;
+}
+
+}  // namespace longhalo

@@ -1,0 +1,24 @@
+// The command line: `longhalo infer|bench|tokenize ...`, parsed by CLI11.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "app/tokenize.hpp"
+#include "config/config.hpp"
+
+namespace longhalo {
+
+struct CommandLine {
+  Subcommand subcommand = Subcommand::kInfer;
+  ConfigSources sources;
+  bool print_config = false;
+  TokenizeOptions tokenize;
+  /// Set when there is nothing to run: after --help or --version, or after a fault, which has then been
+  /// printed.
+  std::optional<int> exit_code;
+};
+
+CommandLine parse_command_line(int argc, const char* const* argv);
+
+}  // namespace longhalo

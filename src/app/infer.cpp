@@ -1,0 +1,204 @@
+#include "app/infer.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "app/answers.hpp"
+#include "app/inputs.hpp"
+#include "app/job_log.hpp"
+#include "app/model_setup.hpp"
+#include "app/plan.hpp"
+#include "app/records.hpp"
+#include "app/share.hpp"
+#include "comm/shard_plan.hpp"
+#include "core/clock.hpp"
+#include "core/log.hpp"
+#include "core/text.hpp"
+#include "model/outputs.hpp"
+#include "model/prefill.hpp"
+#include "storage/results.hpp"
+
+namespace longhalo {
+namespace {
+
+IfResultsExist if_results_exist(IfExists choice) {
+  switch (choice) {
+    case IfExists::kError:
+      return IfResultsExist::kError;
+    case IfExists::kResume:
+      return IfResultsExist::kResume;
+    case IfExists::kReplace:
+      return IfResultsExist::kReplace;
+  }
+  throw InvariantError("every choice of output.if_exists is known", std::source_location::current());
+}
+
+// One job: what all documents share, and what is done with each of them.
+class InferJob {
+ public:
+  InferJob(const MpiSession& session, const Config& config);
+  void run();
+
+ private:
+  void read_document(int64_t index);
+  Work remaining_work(int64_t index) const;
+  DocumentRun prefill_document(const Sequence& sequence, const Work& work, std::optional<Context>& context,
+                               DocumentArrays& arrays);
+
+  const MpiSession& session_;
+  const Config& config_;
+  int threads_;
+  AttentionPattern pattern_;
+  ModelConfig shape_;
+  std::unique_ptr<Inputs> inputs_;         // rank 0
+  std::unique_ptr<ResultWriter> results_;  // rank 0
+  std::unique_ptr<RunLog> log_;            // rank 0 writes
+  Weights weights_;
+  double matmul_rate_ = 0;  // FLOP/s of all ranks together
+  std::vector<float> scores_, embeddings_;
+};
+
+// Everything that can be wrong with the input is found here, before work begins and before output is touched.
+InferJob::InferJob(const MpiSession& session, const Config& config)
+    : session_(session),
+      config_(config),
+      threads_(use_threads(session, config)),
+      pattern_(attention_pattern(config)) {
+  session.together([&] { shape_ = model_shape(config); });
+  session.together([&] {
+    if (session.is_root()) inputs_ = std::make_unique<Inputs>(config, shape_.vocabulary);
+  });
+  session.together([&] {
+    if (session.is_root())
+      results_ =
+          std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists));
+  });
+  log_ = open_job_log(session, config, "infer", threads_);
+  weights_ = model_weights(session, config, shape_, pattern_);
+  matmul_rate_ = measured_matmul_rate(session);
+}
+
+void InferJob::run() {
+  const int64_t documents = broadcast_count(session_, session_.is_root() ? inputs_->documents() : 0);
+  for (int64_t index = 0; index < documents; ++index)
+    read_document(index);
+  session_.together([&] {
+    if (session_.is_root()) results_->finish();
+  });
+  if (session_.is_root()) log_info(text("done: ", config_.output.directory, "/results.jsonl"));
+}
+
+void InferJob::read_document(int64_t index) {
+  const Work work = share_work(session_, session_.is_root() ? remaining_work(index) : Work{});
+  if (work.nothing()) return;
+
+  Sequence sequence;
+  session_.together([&] {
+    if (session_.is_root()) sequence = inputs_->sequence(index, progress_options(session_, config_));
+  });
+  sequence = share_sequence(session_, std::move(sequence));
+
+  std::optional<Context> context;
+  DocumentArrays arrays;
+  DocumentRun run = prefill_document(sequence, work, context, arrays);
+  std::vector<Answer> answers;
+  if (context) {
+    const GenerateOptions options{
+        config_.generate.max_new_tokens, config_.generate.temperature, config_.generate.top_p,
+        static_cast<uint64_t>(config_.generate.seed) + (static_cast<uint64_t>(index) << 32)};
+    answers = answer_prompts(session_, weights_, pattern_, *context, sequence, work.prompts, options,
+                             config_.run.token_tile, progress_options(session_, config_));
+  }
+  run.finish(session_);
+
+  session_.together([&] {
+    if (!session_.is_root()) return;
+    const std::string& name = inputs_->document_name(index);
+    if (work.score || work.embed) run.arrays_file = results_->write_arrays(name, arrays);
+    for (const nlohmann::json& record : make_records(name, *inputs_, sequence, work, run, arrays, answers)) {
+      results_->write(record);
+      log_->write("record", record);
+    }
+  });
+}
+
+// What an earlier run of this job has not recorded yet.
+Work InferJob::remaining_work(int64_t index) const {
+  const std::string& name = inputs_->document_name(index);
+  const auto missing = [&](const std::string& query, Task task) {
+    return !results_->recorded().contains({name, query, std::string(task_name(task))});
+  };
+  Work work;
+  for (const Task task : config_.tasks) {
+    if (task == Task::kScore) work.score = missing("", task);
+    if (task == Task::kEmbed) work.embed = missing("", task);
+    if (task == Task::kGenerate)
+      for (size_t i = 0; i < inputs_->prompts().size(); ++i)
+        if (missing(inputs_->prompts()[i], task)) work.prompts.push_back(static_cast<int64_t>(i));
+  }
+  // Scores and embeddings of a document share one file: what is missing of one is made with the other.
+  const auto asked = [&](Task task) {
+    return std::count(config_.tasks.begin(), config_.tasks.end(), task) > 0;
+  };
+  if (work.score || work.embed) {
+    work.score_array = asked(Task::kScore);
+    work.embed_array = asked(Task::kEmbed);
+  }
+  return work;
+}
+
+DocumentRun InferJob::prefill_document(const Sequence& sequence, const Work& work,
+                                       std::optional<Context>& context, DocumentArrays& arrays) {
+  const Stopwatch watch;
+  const auto tokens = static_cast<int64_t>(sequence.tokens.size());
+  const ShardPlan shards(tokens, session_.ranks(), shard_alignment(pattern_.strides()));
+  const JobPlan plan =
+      plan_document(session_, weights_, pattern_, shards, config_.run.token_tile, matmul_rate_, work);
+  session_.together([&] { plan.require_memory(); });
+  if (session_.is_root()) log_info(plan.describe());
+
+  Prefill prefill(session_, weights_, pattern_, shards, config_.run.token_tile);
+  {
+    Progress progress("prefill", tokens, ProgressUnit::kTokens, progress_options(session_, config_));
+    context = prefill.run(
+        sequence.tokens, work.prompts.empty() ? KeepContext::kNo : KeepContext::kYes,
+        [&](int64_t done, int64_t total) {
+          progress.set(static_cast<int64_t>(static_cast<double>(tokens) * static_cast<double>(done) /
+                                            static_cast<double>(total)));
+        });
+  }
+  DocumentRun run = DocumentRun::of(session_, prefill, pattern_, shards, context, watch.seconds());
+
+  if (work.score_array) {
+    Progress progress("scoring", tokens, ProgressUnit::kTokens, progress_options(session_, config_));
+    scores_ = score_tokens(
+        session_, weights_, shards, sequence.tokens, prefill.residual(), [&](int64_t done, int64_t own) {
+          progress.set(static_cast<int64_t>(static_cast<double>(tokens) * static_cast<double>(done) /
+                                            static_cast<double>(own)));
+        });
+  }
+  if (work.embed_array)
+    embeddings_ = embed_chunks(session_, weights_, shards, prefill.residual(), config_.embed.chunk_tokens,
+                               sequence.document_begin);
+  if (session_.is_root()) {
+    const auto begin = static_cast<size_t>(sequence.document_begin);
+    arrays.tokens = std::span(sequence.tokens).subspan(begin);
+    if (work.score_array) {
+      scores_ = document_scores(std::move(scores_), sequence.document_begin);
+      arrays.scores = scores_;
+    }
+    if (work.embed_array) arrays.embeddings = embeddings_;
+    arrays.embedding_size = shape_.hidden;
+  }
+  run.total_seconds = watch.seconds();
+  return run;
+}
+
+}  // namespace
+
+void run_infer(const MpiSession& session, const Config& config) {
+  InferJob(session, config).run();
+}
+
+}  // namespace longhalo

@@ -1,0 +1,98 @@
+#include "app/inputs.hpp"
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "core/log.hpp"
+#include "core/text.hpp"
+#include "dataset/documents.hpp"
+
+namespace longhalo {
+
+Inputs::Inputs(const Config& config, int64_t vocabulary) : vocabulary_(vocabulary) {
+  const bool generates =
+      std::find(config.tasks.begin(), config.tasks.end(), Task::kGenerate) != config.tasks.end();
+  if (config.input.tokens.empty()) {
+    names_ = config.input.documents;
+    for (const std::string& name : names_)
+      read_document(name);
+  } else {
+    token_file_ = std::make_unique<TokenFile>(config.input.tokens);
+    for (int64_t i = 0; i < token_file_->documents(); ++i) {
+      names_.push_back(token_file_->document_name(i));
+      if (token_file_->document_tokens(i) == 0)
+        throw UserError(text("document ", i, " (\"", names_.back(), "\") is empty"), config.input.tokens,
+                        "leave it out when making the token file");
+    }
+  }
+  if (generates || token_file_ == nullptr) tokenizer_ = Tokenizer::load(config.model.path);
+  if (generates) {
+    prompts_ =
+        config.input.prompts_file.empty() ? config.input.prompts : read_prompts(config.input.prompts_file);
+    place_prompts(config);
+  } else if (tokenizer_ != nullptr) {
+    opening_ = tokenizer_->prefix();
+  }
+}
+
+// The template decides what stands before the document and after it. What stands before must not depend on
+// the prompt, for the document is read once for all prompts.
+void Inputs::place_prompts(const Config& config) {
+  const ChatTemplate chat = ChatTemplate::load(config.model.path);
+  std::string opening;
+  for (size_t i = 0; i < prompts_.size(); ++i) {
+    const ChatTemplate::Placement placement = chat.place(config.input.system_prompt, prompts_[i]);
+    if (i == 0) opening = placement.before_document;
+    if (placement.before_document != opening)
+      throw UserError("the chat template puts text before the document that depends on the prompt",
+                      config.model.path, "give one prompt a job, or a model with another chat template");
+    continuations_.push_back(tokenizer_->encode(placement.after_document, SpecialTokens::kParse));
+    if (continuations_.back().empty())
+      throw UserError(text("prompt ", i, " leaves nothing to read after the document"), "input.prompts",
+                      "write a prompt");
+  }
+  opening_ = tokenizer_->encode(opening, SpecialTokens::kParse);
+  // A template may write the model's begin token itself.
+  const std::vector<int32_t>& prefix = tokenizer_->prefix();
+  if (!std::equal(prefix.begin(), prefix.end(), opening_.begin(),
+                  opening_.begin() + static_cast<std::ptrdiff_t>(std::min(prefix.size(), opening_.size()))))
+    opening_.insert(opening_.begin(), prefix.begin(), prefix.end());
+}
+
+std::vector<int32_t> Inputs::document_tokens(int64_t index, int64_t& bytes,
+                                             const ProgressOptions& options) const {
+  const std::string& name = document_name(index);
+  if (token_file_ != nullptr) return token_file_->read(index);
+  const Document document = read_document(name);
+  bytes = static_cast<int64_t>(document.text.size());
+  Progress progress(text("tokenising ", name), bytes, ProgressUnit::kBytes, options);
+  return tokenizer_->encode(document.text, SpecialTokens::kAsText,
+                            [&](int64_t done, int64_t) { progress.set(done); });
+}
+
+Sequence Inputs::sequence(int64_t index, const ProgressOptions& progress) const {
+  Sequence sequence;
+  sequence.tokens = opening_;
+  sequence.document_begin = static_cast<int64_t>(opening_.size());
+  sequence.prompts = continuations_;
+  const std::vector<int32_t> document = document_tokens(index, sequence.document_bytes, progress);
+  sequence.tokens.insert(sequence.tokens.end(), document.begin(), document.end());
+
+  const auto check_ids = [&](const std::vector<int32_t>& tokens, const std::string& what) {
+    const auto beyond =
+        std::find_if(tokens.begin(), tokens.end(), [&](int32_t t) { return t < 0 || t >= vocabulary_; });
+    if (beyond == tokens.end()) return;
+    throw UserError(text("token id ", *beyond, " is beyond the model's vocabulary of ", vocabulary_),
+                    text(what, ", token ", beyond - tokens.begin()),
+                    "use the tokenizer that belongs to this model, or make the token file with it");
+  };
+  check_ids(document, token_file_ != nullptr
+                          ? text("document \"", document_name(index), "\" of the token file")
+                          : document_name(index));
+  check_ids(opening_, "the chat template's opening");
+  for (const std::vector<int32_t>& prompt : continuations_)
+    check_ids(prompt, "a prompt");
+  return sequence;
+}
+
+}  // namespace longhalo

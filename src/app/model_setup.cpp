@@ -1,0 +1,101 @@
+#include "app/model_setup.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "core/clock.hpp"
+#include "core/log.hpp"
+#include "core/text.hpp"
+#include "kernels/matmul/matmul.hpp"
+
+namespace longhalo {
+
+AttentionPattern attention_pattern(const Config& config) {
+  if (config.attention.bands.empty())
+    return AttentionPattern::window_and_landmarks(config.attention.window, config.attention.landmark_stride);
+  AttentionPattern pattern;
+  for (const BandConfig& band : config.attention.bands)
+    pattern.bands.push_back({band.stride, band.near, band.far == kFarUnlimited ? kUnlimited : band.far});
+  return pattern;
+}
+
+ModelConfig model_shape(const Config& config) {
+  if (config.model.weights == WeightsSource::kCheckpoint) return read_model_config(config.model.path);
+  const Config::Model::Shape& shape = config.model.shape;
+  ModelConfig model;
+  model.layers = shape.layers;
+  model.hidden = shape.hidden;
+  model.ffn = shape.ffn;
+  model.heads = shape.heads;
+  model.kv_heads = shape.kv_heads;
+  model.head_dim = shape.head_dim;
+  model.vocabulary = shape.vocabulary;
+  model.tied_embeddings = true;
+  validate_model_config(model, "model.shape");
+  return model;
+}
+
+Weights model_weights(const MpiSession& session, const Config& config, const ModelConfig& shape,
+                      const AttentionPattern& pattern) {
+  const Stopwatch watch;
+  const LandmarkWeights landmarks{static_cast<int64_t>(pattern.strides().size()),
+                                  config.attention.landmark_bias};
+  Weights weights;
+  session.together([&] {
+    if (config.model.weights == WeightsSource::kRandom) {
+      weights = random_weights(shape, landmarks, static_cast<uint64_t>(config.model.seed));
+      return;
+    }
+    Progress progress("loading weights", shape.layers, ProgressUnit::kItems,
+                      progress_options(session, config));
+    weights =
+        load_weights(config.model.path, shape, landmarks, [&](int64_t done, int64_t) { progress.set(done); });
+  });
+  if (session.is_root())
+    log_info(text("model: ", shape.parameters() / 1'000'000, "M parameters, ", shape.layers, " layers, ",
+                  weights.bytes() / 1'000'000, " MB in fp32 on every rank, ready in ", watch.seconds(),
+                  " s"));
+  return weights;
+}
+
+int use_threads(const MpiSession& session, const Config& config) {
+  int threads = static_cast<int>(config.run.threads);
+  if (threads == 0)
+    if (const char* named = std::getenv("OMP_NUM_THREADS")) threads = std::atoi(named);
+  if (threads < 1) {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    const bool known = sched_getaffinity(0, sizeof allowed, &allowed) == 0;
+    const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+    threads = known ? CPU_COUNT(&allowed) : online;
+    // A launcher that binds ranks gives each its own cores; one that does not gives all of them every core.
+    if (threads >= online) threads /= session.local_ranks();
+  }
+  set_kernel_threads(std::max(threads, 1));
+  return kernel_threads();
+}
+
+ProgressOptions progress_options(const MpiSession& session, const Config& config) {
+  ProgressOptions options;
+  switch (config.run.progress) {
+    case ProgressMode::kAuto:
+      options.style = ProgressStyle::kAuto;
+      break;
+    case ProgressMode::kBar:
+      options.style = ProgressStyle::kBar;
+      break;
+    case ProgressMode::kLines:
+      options.style = ProgressStyle::kLines;
+      break;
+    case ProgressMode::kOff:
+      options.style = ProgressStyle::kOff;
+      break;
+  }
+  if (!session.is_root()) options.style = ProgressStyle::kOff;
+  return options;
+}
+
+}  // namespace longhalo

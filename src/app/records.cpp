@@ -1,0 +1,145 @@
+#include "app/records.hpp"
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "telemetry/memory.hpp"
+
+namespace longhalo {
+namespace {
+
+using Json = nlohmann::json;
+
+Json spread_json(const RankSpread& spread) {
+  return {{"min", spread.min}, {"mean", spread.mean}, {"max", spread.max}};
+}
+
+Json figures(const DocumentRun& run) {
+  Json phases = Json::object();
+  for (const auto& [name, spread] : run.phases)
+    phases[name] = spread_json(spread);
+  Json json{{"ranks", run.ranks},
+            {"prefill_seconds", run.prefill_seconds},
+            {"prefill_tokens_per_second", static_cast<double>(run.tokens) / run.prefill_seconds},
+            {"total_seconds", run.total_seconds},
+            {"attended_fraction", run.attended_fraction},
+            {"halo_bytes", run.halo_bytes},
+            {"landmark_bytes", run.landmark_bytes},
+            {"exposed_communication_seconds", spread_json(run.exposed_seconds)},
+            {"peak_memory_bytes", run.peak_memory_bytes},
+            {"phase_seconds", std::move(phases)}};
+  if (run.context_bytes > 0) {
+    json["context_bytes"] = run.context_bytes;
+    json["context_bytes_per_token"] =
+        static_cast<double>(run.context_bytes) / static_cast<double>(run.tokens);
+    json["context_broadcast_bytes"] = run.context_bytes_sent;
+  }
+  return json;
+}
+
+Json record_of(const std::string& document, const Sequence& sequence, Task task) {
+  const auto all = static_cast<int64_t>(sequence.tokens.size());
+  return {{"document", document},
+          {"task", task_name(task)},
+          {"query", nullptr},
+          {"document_tokens", all - sequence.document_begin},
+          {"sequence_tokens", all}};
+}
+
+Json score_result(std::span<const float> scores, int64_t document_bytes) {
+  double sum = 0;
+  int64_t predicted = 0;
+  for (const float score : scores) {
+    if (std::isnan(score)) continue;  // a first token with nothing before it
+    sum += score;
+    ++predicted;
+  }
+  Json json{{"predicted_tokens", predicted}, {"log_probability", sum}};
+  json["perplexity"] = predicted == 0 ? Json(nullptr) : Json(std::exp(-sum / static_cast<double>(predicted)));
+  if (document_bytes > 0)
+    json["bits_per_byte"] = -sum / std::numbers::ln2 / static_cast<double>(document_bytes);
+  return json;
+}
+
+}  // namespace
+
+DocumentRun DocumentRun::of(const MpiSession& session, const Prefill& prefill,
+                            const AttentionPattern& pattern, const ShardPlan& shards,
+                            const std::optional<Context>& context, double seconds) {
+  const PrefillCost& cost = prefill.cost();
+  DocumentRun run;
+  run.tokens = shards.tokens();
+  run.ranks = session.ranks();
+  run.prefill_seconds = spread_over_ranks(session, seconds).max;
+  run.exposed_seconds = spread_over_ranks(session, cost.exposed_seconds());
+  run.halo_bytes = sum_over_ranks(session, cost.halo.received_bytes);
+  run.landmark_bytes = sum_over_ranks(session, cost.landmarks.received_bytes);
+  run.context_bytes_sent = sum_over_ranks(session, cost.context.received_bytes);
+  run.context_bytes = context ? context->bytes() : 0;
+  const auto n = static_cast<double>(run.tokens);
+  run.attended_fraction =
+      static_cast<double>(sequence_visible_pairs(pattern, run.tokens)) / (n * (n + 1) / 2);
+  run.phases = {{"keys", spread_over_ranks(session, cost.layers.keys)},
+                {"queries", spread_over_ranks(session, cost.layers.queries)},
+                {"attention", spread_over_ranks(session, cost.layers.attention)},
+                {"mlp", spread_over_ranks(session, cost.layers.mlp)},
+                {"halo_wait", spread_over_ranks(session, cost.halo.exposed_seconds)},
+                {"landmark_wait", spread_over_ranks(session, cost.landmarks.exposed_seconds)},
+                {"context_wait", spread_over_ranks(session, cost.context.exposed_seconds)}};
+  return run;
+}
+
+void DocumentRun::finish(const MpiSession& session) {
+  peak_memory_bytes = static_cast<int64_t>(
+      spread_over_ranks(session, static_cast<double>(process_memory().peak_resident)).max);
+}
+
+std::vector<float> document_scores(std::vector<float> scores, int64_t document_begin) {
+  scores.erase(scores.begin(), scores.begin() + document_begin);
+  if (document_begin == 0 && !scores.empty()) scores[0] = std::numeric_limits<float>::quiet_NaN();
+  return scores;
+}
+
+std::vector<Json> make_records(const std::string& document, const Inputs& inputs, const Sequence& sequence,
+                               const Work& work, const DocumentRun& run, const DocumentArrays& arrays,
+                               const std::vector<Answer>& answers) {
+  std::vector<Json> records;
+  const Json run_figures = figures(run);
+  if (work.score) {
+    Json& record = records.emplace_back(record_of(document, sequence, Task::kScore));
+    record.update(score_result(arrays.scores, sequence.document_bytes));
+    record["arrays"] = run.arrays_file;
+    record["figures"] = run_figures;
+  }
+  if (work.embed) {
+    Json& record = records.emplace_back(record_of(document, sequence, Task::kEmbed));
+    record["chunks"] = static_cast<int64_t>(arrays.embeddings.size()) / arrays.embedding_size;
+    record["embedding_size"] = arrays.embedding_size;
+    record["arrays"] = run.arrays_file;
+    record["figures"] = run_figures;
+  }
+  for (size_t i = 0; i < answers.size(); ++i) {
+    const Answer& answer = answers[i];
+    const Generation& generation = answer.generation;
+    const auto prompt = static_cast<size_t>(work.prompts[i]);
+    Json& record = records.emplace_back(record_of(document, sequence, Task::kGenerate));
+    record["query"] = inputs.prompts()[prompt];
+    // Invalid UTF-8 (a character cut off by the length limit) becomes U+FFFD in the text; the ids are exact.
+    record["answer"] = inputs.decode(generation.tokens);
+    record["answer_ids"] = generation.tokens;
+    record["finish_reason"] = generation.finish_reason == FinishReason::kEndToken ? "end_token" : "length";
+    record["figures"] = run_figures;
+    Json& of_answer = record["figures"];
+    const auto steps = static_cast<double>(generation.tokens.size());
+    of_answer["answered_by_rank"] = answer.rank;
+    of_answer["prompt_tokens"] = sequence.prompts[prompt].size();
+    of_answer["answer_tokens"] = generation.tokens.size();
+    of_answer["time_to_first_token_seconds"] = run.prefill_seconds + answer.first_token_seconds;
+    const double decoding = generation.seconds - generation.first_token_seconds;
+    if (steps > 1 && decoding > 0) of_answer["decode_tokens_per_second"] = (steps - 1) / decoding;
+  }
+  return records;
+}
+
+}  // namespace longhalo

@@ -1,0 +1,83 @@
+// longhalo: parse, dispatch, exit code. The jobs themselves are told in src/app, one file a subcommand.
+//
+// Exit codes: 0 done, 1 a fault of LongHalo, 2 bad config or input, 75 checkpointed, please requeue.
+#include <exception>
+
+#include "app/bench.hpp"
+#include "app/command_line.hpp"
+#include "app/infer.hpp"
+#include "app/tokenize.hpp"
+#include "comm/mpi_session.hpp"
+#include "core/error.hpp"
+#include "core/log.hpp"
+
+namespace longhalo {
+namespace {
+
+// Rank 0 reads the config file; the others take its effective values, so that all ranks agree.
+Config shared_config(const MpiSession& session, const CommandLine& command) {
+  std::string yaml;
+  session.together([&] {
+    if (session.is_root()) yaml = dump_yaml(load_config(command.subcommand, command.sources));
+  });
+  yaml = broadcast_text(session, yaml);
+  return load_config_text(command.subcommand, yaml, "the effective config");
+}
+
+void run(const MpiSession& session, const CommandLine& command) {
+  const Config config = shared_config(session, command);
+  if (command.print_config) {
+    if (session.is_root()) print_text(dump_yaml(config));
+    return;
+  }
+  switch (command.subcommand) {
+    case Subcommand::kInfer:
+      return run_infer(session, config);
+    case Subcommand::kBenchAttention:
+      return run_bench_attention(session, config);
+    case Subcommand::kBenchPrefill:
+      return run_bench_prefill(session, config);
+    case Subcommand::kTokenize:
+      return;  // needs no ranks: main() has dealt with it
+  }
+}
+
+int run_ranks(int argc, char** argv, const CommandLine& command) {
+  MpiSession session(&argc, &argv);
+  try {
+    run(session, command);
+    return static_cast<int>(ExitCode::kDone);
+  } catch (const JointError& error) {  // every rank knows: leave together
+    if (session.rank() == error.reporting_rank) log_error(error.what());
+    return static_cast<int>(error.exit_code);
+  } catch (const UserError& error) {  // only this rank knows: the others may be waiting for it
+    log_error(error.what());
+    session.abort(ExitCode::kUserError);
+  } catch (const std::exception& error) {
+    log_error(error.what());
+    session.abort(ExitCode::kInternalError);
+  }
+}
+
+int run_alone(const CommandLine& command) {
+  run_tokenize(command.tokenize);
+  return static_cast<int>(ExitCode::kDone);
+}
+
+}  // namespace
+}  // namespace longhalo
+
+int main(int argc, char** argv) {
+  using namespace longhalo;
+  try {
+    const CommandLine command = parse_command_line(argc, argv);
+    if (command.exit_code) return *command.exit_code;
+    return command.subcommand == Subcommand::kTokenize ? run_alone(command) : run_ranks(argc, argv, command);
+  } catch (const UserError& error) {
+    log_error(error.what());
+    return static_cast<int>(ExitCode::kUserError);
+  } catch (const std::exception& error) {
+    log_error(error.what());
+    return static_cast<int>(ExitCode::kInternalError);
+  }
+}
