@@ -47,12 +47,12 @@ struct Expression {
 
 struct Statement {
   enum class Kind {
-    kText,      // text
-    kOutput,    // expression
-    kSet,       // targets, expression; without an expression the body's output is the value
-    kFor,       // targets, expression, condition (may be null), body, otherwise
-    kIf,        // expression, body, otherwise
-    kMacro,     // text is the name; parameters (default may be null), body
+    kText,    // text
+    kOutput,  // expression
+    kSet,     // targets, expression; without an expression the body's output is the value
+    kFor,     // targets, expression, condition (may be null), body, otherwise
+    kIf,      // expression, body, otherwise
+    kMacro,   // text is the name; parameters (default may be null), body
     kBreak,
     kContinue,
     kGroup,  // body, with no effect of its own

@@ -11,13 +11,13 @@ namespace longhalo::jinja {
 namespace {
 
 constexpr std::array<std::string_view, 22> kTextMethods = {
-    "strip",   "lstrip",  "rstrip",     "split",      "rsplit",       "splitlines",   "startswith", "endswith",
-    "upper",   "lower",   "title",      "capitalize", "replace",      "join",         "find",       "rfind",
-    "count",   "isdigit", "isspace",    "removeprefix", "removesuffix", "index"};
+    "strip", "lstrip",  "rstrip",  "split",        "rsplit",       "splitlines", "startswith", "endswith",
+    "upper", "lower",   "title",   "capitalize",   "replace",      "join",       "find",       "rfind",
+    "count", "isdigit", "isspace", "removeprefix", "removesuffix", "index"};
 constexpr std::array<std::string_view, 4> kDictMethods = {"items", "keys", "values", "get"};
 constexpr std::array<std::string_view, 2> kListMethods = {"index", "count"};
 // These exist in Python and change the map, or are of no use to a chat template.
-constexpr std::array<std::string_view, 7> kRefusedDictMethods = {"pop",        "popitem", "update", "clear",
+constexpr std::array<std::string_view, 7> kRefusedDictMethods = {"pop",        "popitem", "update",  "clear",
                                                                  "setdefault", "copy",    "fromkeys"};
 
 template <size_t N>
@@ -48,6 +48,11 @@ const Value* Arguments::find(size_t index, std::string_view name) const {
   return nullptr;
 }
 
+const Value& Arguments::first() const {
+  if (positional.empty()) throw ValueError("an argument without a name is missing");
+  return positional.front();
+}
+
 Value Arguments::get(size_t index, std::string_view name, Value otherwise) const {
   const Value* found = find(index, name);
   return found == nullptr ? std::move(otherwise) : *found;
@@ -67,9 +72,11 @@ int64_t Arguments::get_whole(size_t index, std::string_view name, int64_t otherw
   return found->whole();
 }
 
-void Arguments::check(std::string_view function, std::initializer_list<std::string_view> names, size_t needed) const {
+void Arguments::check(std::string_view function, std::initializer_list<std::string_view> names,
+                      size_t needed) const {
   if (positional.size() > names.size()) {
-    throw ValueError(text(function, " takes at most ", names.size(), " arguments here, not ", positional.size()));
+    throw ValueError(
+        text(function, " takes at most ", names.size(), " arguments here, not ", positional.size()));
   }
   for (const auto& [keyword, value] : keywords) {
     const auto found = std::find(names.begin(), names.end(), keyword);
@@ -95,7 +102,8 @@ Value get_attribute(const Value& value, const std::string& name) {
   }
   if (value.is_dict()) {
     if (is_one_of(kDictMethods, name)) return bound(value, name);
-    if (is_one_of(kRefusedDictMethods, name)) throw ValueError(text("the method '", name, "' of a map is not supported"));
+    if (is_one_of(kRefusedDictMethods, name))
+      throw ValueError(text("the method '", name, "' of a map is not supported"));
     if (const Value* found = value.dict().find(name)) return *found;
   }
   return Undefined{name};
@@ -139,7 +147,8 @@ Value get_slice(const Value& value, const Value& start, const Value& stop, const
   }
   if (value.is_list()) return List{std::move(taken), value.list().is_tuple};
   std::string joined;
-  for (const Value& one : taken) joined += one.string();
+  for (const Value& one : taken)
+    joined += one.string();
   return joined;
 }
 

@@ -1,5 +1,5 @@
-// Expressions, by recursive descent. From loose to tight: if-else, or, and, not, comparisons, + -, ~, * / // %, **,
-// sign, then attributes, calls, filters and tests.
+// Expressions, by recursive descent. From loose to tight: if-else, or, and, not, comparisons, + -, ~, * / //
+// %, **, sign, then attributes, calls, filters and tests.
 #include <charconv>
 
 #include "core/text.hpp"
@@ -46,7 +46,8 @@ class ExpressionParser {
     ExpressionPtr first = parse(conditional);
     if (!tokens_.is_operator(",")) return first;
     ExpressionPtr tuple = make_with(Kind::kTuple, line, std::move(first));
-    while (tokens_.accept_operator(",") && !at_tuple_end()) tuple->children.push_back(parse(conditional));
+    while (tokens_.accept_operator(",") && !at_tuple_end())
+      tuple->children.push_back(parse(conditional));
     return tuple;
   }
 
@@ -55,7 +56,8 @@ class ExpressionParser {
   class Level {
    public:
     explicit Level(ExpressionParser& parser) : parser_(parser) {
-      if (++parser_.depth_ > kDeepest) throw TemplateError(parser_.tokens_.line(), "an expression is nested too deeply");
+      if (++parser_.depth_ > kDeepest)
+        throw TemplateError(parser_.tokens_.line(), "an expression is nested too deeply");
     }
     ~Level() { --parser_.depth_; }
 
@@ -191,7 +193,8 @@ class ExpressionParser {
     }
     if (tokens_.is(TokenKind::kString)) {
       std::string value = tokens_.take().text;
-      while (tokens_.is(TokenKind::kString)) value += tokens_.take().text;
+      while (tokens_.is(TokenKind::kString))
+        value += tokens_.take().text;
       return make_literal(line, std::move(value));
     }
     if (tokens_.is(TokenKind::kInteger)) return make_literal(line, take_number<int64_t>());
@@ -213,7 +216,8 @@ class ExpressionParser {
     Number number{};
     const char* end = token.text.data() + token.text.size();
     const auto [stop, error] = std::from_chars(token.text.data(), end, number);
-    if (error != std::errc{} || stop != end) throw TemplateError(token.line, token.text + " is too large a number");
+    if (error != std::errc{} || stop != end)
+      throw TemplateError(token.line, token.text + " is too large a number");
     return number;
   }
 
@@ -250,7 +254,8 @@ class ExpressionParser {
         if (tokens_.is(TokenKind::kInteger)) {
           node = make_with(Kind::kItem, line, std::move(node), make_literal(line, take_number<int64_t>()));
         } else {
-          node = make_with(Kind::kAttribute, line, std::move(node), nullptr, tokens_.take_name("an attribute"));
+          node =
+              make_with(Kind::kAttribute, line, std::move(node), nullptr, tokens_.take_name("an attribute"));
         }
       } else if (tokens_.accept_operator("[")) {
         node = parse_subscript(std::move(node), line);
@@ -266,11 +271,13 @@ class ExpressionParser {
   ExpressionPtr parse_subscript(ExpressionPtr object, int line) {
     ExpressionPtr start;
     if (!tokens_.is_operator(":")) start = parse_conditional();
-    if (tokens_.accept_operator("]")) return make_with(Kind::kItem, line, std::move(object), std::move(start));
+    if (tokens_.accept_operator("]"))
+      return make_with(Kind::kItem, line, std::move(object), std::move(start));
     ExpressionPtr slice = make_with(Kind::kSlice, line, std::move(object));
     slice->children.push_back(std::move(start));
     for (int part = 0; part < 2; ++part) {
-      const bool given = tokens_.accept_operator(":") && !tokens_.is_operator(":") && !tokens_.is_operator("]");
+      const bool given =
+          tokens_.accept_operator(":") && !tokens_.is_operator(":") && !tokens_.is_operator("]");
       slice->children.push_back(given ? parse_conditional() : nullptr);
     }
     tokens_.expect_operator("]");
@@ -321,8 +328,9 @@ class ExpressionParser {
     const bool negated = tokens_.accept_name("not");
     ExpressionPtr test = make_with(Kind::kTest, line, std::move(value), nullptr, tokens_.take_name("a test"));
     const bool takes_one = test->name == "divisibleby" || test->name == "eq" || test->name == "equalto" ||
-                           test->name == "ne" || test->name == "in" || test->name == "sameas" || test->name == "lt" ||
-                           test->name == "gt" || test->name == "le" || test->name == "ge";
+                           test->name == "ne" || test->name == "in" || test->name == "sameas" ||
+                           test->name == "lt" || test->name == "gt" || test->name == "le" ||
+                           test->name == "ge";
     if (tokens_.is_operator("(")) {
       parse_arguments(*test);
     } else if (takes_one) {

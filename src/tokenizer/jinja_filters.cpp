@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <optional>
 
 #include "core/text.hpp"
 #include "tokenizer/jinja_builtins.hpp"
@@ -78,7 +79,8 @@ Value to_real(const Value& value, const Arguments& arguments) {
 Value json_of(const Value& value, const Arguments& arguments) {
   arguments.check("tojson", {"ensure_ascii", "indent", "separators", "sort_keys"});
   JsonStyle style;
-  // A lone positional argument is the indent in Jinja itself and ensure_ascii in transformers: too doubtful to guess.
+  // A lone positional argument is the indent in Jinja itself and ensure_ascii in transformers: too doubtful
+  // to guess.
   if (!arguments.positional.empty()) throw ValueError("tojson takes its arguments by name only here");
   style.ascii_only = arguments.get(0, "ensure_ascii", false).truth();
   style.sort_keys = arguments.get(3, "sort_keys", false).truth();
@@ -129,7 +131,8 @@ bool keeps(const Value& tested, const Arguments& arguments, size_t test_at, Keep
 Value select(const std::string& name, const Value& value, const Arguments& arguments) {
   if (!arguments.keywords.empty()) throw ValueError(text(name, " has no argument with a name here"));
   const bool by_attribute = name.ends_with("attr");
-  if (by_attribute && arguments.positional.empty()) throw ValueError(text(name, " lacks the attribute's name"));
+  if (by_attribute && arguments.positional.empty())
+    throw ValueError(text(name, " lacks the attribute's name"));
   const Keep keep = name.starts_with("select") ? Keep::kPassing : Keep::kFailing;
   List kept;
   for (const Value& item : iterate(value)) {
@@ -175,7 +178,8 @@ Value sorted(const Value& value, const Arguments& arguments) {
     return reverse ? compare(b.first, a.first) < 0 : compare(a.first, b.first) < 0;
   });
   List list;
-  for (auto& [key, item] : keyed) list.items.push_back(std::move(item));
+  for (auto& [key, item] : keyed)
+    list.items.push_back(std::move(item));
   return list;
 }
 
@@ -184,14 +188,15 @@ Value reversed(const Value& value) {
   std::reverse(items.begin(), items.end());
   if (!value.is<std::string>()) return List{std::move(items)};
   std::string joined;
-  for (const Value& one : items) joined += one.string();
+  for (const Value& one : items)
+    joined += one.string();
   return joined;
 }
 
 Value absolute(const Value& value) {
   if (value.is<double>()) return std::fabs(value.real());
   if (!value.is_whole()) throw ValueError(text("abs takes a number, not ", value.kind()));
-  return value.whole() < 0 ? -value.whole() : value.whole();
+  return value.whole() < 0 ? negated(value) : value;
 }
 
 }  // namespace
@@ -249,7 +254,7 @@ Value apply_filter(const std::string& name, const Value& value, const Arguments&
 bool apply_test(const std::string& name, const Value& value, const Arguments& arguments) {
   const auto other = [&]() -> const Value& {
     arguments.check(name, {"other"}, 1);
-    return arguments.positional.at(0);
+    return arguments.first();
   };
   if (name == "eq" || name == "equalto" || name == "==") return value == other();
   if (name == "ne" || name == "!=") return !(value == other());
@@ -290,8 +295,6 @@ bool apply_test(const std::string& name, const Value& value, const Arguments& ar
     if (!value.is_whole()) throw ValueError(text(name, " takes a whole number, not ", value.kind()));
     return (value.whole() % 2 != 0) == (name == "odd");
   }
-  if (name == "lower") return value.is<std::string>() && in_case(value.string(), Case::kLower) == value.string();
-  if (name == "upper") return value.is<std::string>() && in_case(value.string(), Case::kUpper) == value.string();
   throw ValueError(text("the test '", name, "' is not supported"));
 }
 

@@ -15,9 +15,15 @@ constexpr std::array<std::string_view, 27> kOperators = {"**", "//", "==", "!=",
                                                          "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
                                                          ">",  "<",  "=",  ".",  ":",  "|",  ",", ";", "!"};
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_name_start(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
-bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+bool is_name_start(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+bool is_blank(char c) {
+  return c == ' ' || (c >= '\t' && c <= '\r');
+}
 
 /// Line ends become "\n", and one at the very end goes (keep_trailing_newline is off).
 std::string normalised(std::string_view source) {
@@ -65,11 +71,14 @@ class Lexer {
     at_ = position;
   }
 
-  bool looking_at(std::string_view word) const { return std::string_view(source_).substr(at_).starts_with(word); }
+  bool looking_at(std::string_view word) const {
+    return std::string_view(source_).substr(at_).starts_with(word);
+  }
 
   size_t next_tag() const {
     for (size_t i = at_; i + 1 < source_.size(); ++i) {
-      if (source_[i] == '{' && (source_[i + 1] == '{' || source_[i + 1] == '%' || source_[i + 1] == '#')) return i;
+      if (source_[i] == '{' && (source_[i + 1] == '{' || source_[i + 1] == '%' || source_[i + 1] == '#'))
+        return i;
     }
     return source_.size();
   }
@@ -82,7 +91,8 @@ class Lexer {
     if (sign == '+' || source_[tag + 1] == '{') return std::string(before);
     const size_t line_begin = before.rfind('\n') + 1;  // npos + 1 is 0
     const bool starts_line = line_begin > 0 || at_ == 0 || source_[at_ - 1] == '\n';
-    if (starts_line && strip_space(before.substr(line_begin), Side::kBoth).empty()) before = before.substr(0, line_begin);
+    if (starts_line && strip_space(before.substr(line_begin), Side::kBoth).empty())
+      before = before.substr(0, line_begin);
     return std::string(before);
   }
 
@@ -116,18 +126,20 @@ class Lexer {
     }
   }
 
-  /// Whether a block tag that holds just `word` begins at `position`, which is after "{%" and its sign. If so `end`
-  /// is after its "%}" and `sign` the character before that.
+  /// Whether a block tag that holds just `word` begins at `position`, which is after "{%" and its sign. If so
+  /// `end` is after its "%}" and `sign` the character before that.
   bool is_bare_block(std::string_view word, size_t position, size_t& end, char& sign) const {
     const auto skip = [&] {
-      while (position < source_.size() && is_blank(source_[position])) ++position;
+      while (position < source_.size() && is_blank(source_[position]))
+        ++position;
     };
     skip();
     if (!std::string_view(source_).substr(position).starts_with(word)) return false;
     position += word.size();
     skip();
     sign = ' ';
-    if (position < source_.size() && (source_[position] == '-' || source_[position] == '+')) sign = source_[position++];
+    if (position < source_.size() && (source_[position] == '-' || source_[position] == '+'))
+      sign = source_[position++];
     if (!std::string_view(source_).substr(position).starts_with("%}")) return false;
     end = position + 2;
     return true;
@@ -156,8 +168,10 @@ class Lexer {
     const int begin_line = line_;
     std::string open;  // brackets that await their partner
     while (true) {
-      while (at_ < source_.size() && is_blank(source_[at_])) move_to(at_ + 1);
-      if (at_ == source_.size()) throw TemplateError(begin_line, text("the tag that begins here has no '", closing, "'"));
+      while (at_ < source_.size() && is_blank(source_[at_]))
+        move_to(at_ + 1);
+      if (at_ == source_.size())
+        throw TemplateError(begin_line, text("the tag that begins here has no '", closing, "'"));
       if (open.empty()) {
         const char sign = source_[at_] == '-' || source_[at_] == '+' ? source_[at_] : ' ';
         const bool may_sign = sign == '-' || (sign == '+' && closing == "%}");
@@ -175,7 +189,8 @@ class Lexer {
     if (is_digit(c)) return read_number();
     if (is_name_start(c)) {
       size_t end = at_;
-      while (end < source_.size() && (is_name_start(source_[end]) || is_digit(source_[end]))) ++end;
+      while (end < source_.size() && (is_name_start(source_[end]) || is_digit(source_[end])))
+        ++end;
       emit(Token::Kind::kName, source_.substr(at_, end - at_));
       return move_to(end);
     }
@@ -186,7 +201,8 @@ class Lexer {
       emit(Token::Kind::kOperator, std::string(one));
       return move_to(at_ + one.size());
     }
-    fail(text("unexpected character ", string_repr(characters(std::string_view(source_).substr(at_, 4)).front())));
+    fail(text("unexpected character ",
+              string_repr(characters(std::string_view(source_).substr(at_, 4)).front())));
   }
 
   void balance(char c, std::string& open) const {
@@ -202,8 +218,9 @@ class Lexer {
     std::string digits;
     size_t end = at_;
     const auto take_digits = [&] {
-      while (end < source_.size() && (is_digit(source_[end]) ||
-                                      (source_[end] == '_' && end + 1 < source_.size() && is_digit(source_[end + 1])))) {
+      while (end < source_.size() &&
+             (is_digit(source_[end]) ||
+              (source_[end] == '_' && end + 1 < source_.size() && is_digit(source_[end + 1])))) {
         if (source_[end] != '_') digits += source_[end];
         ++end;
       }
@@ -212,7 +229,8 @@ class Lexer {
     take_digits();
     bool is_float = false;
     // After a dot, as in pairs.0.1, digits are indices.
-    const bool after_dot = !tokens_.empty() && tokens_.back().kind == Token::Kind::kOperator && tokens_.back().text == ".";
+    const bool after_dot =
+        !tokens_.empty() && tokens_.back().kind == Token::Kind::kOperator && tokens_.back().text == ".";
     if (!after_dot && at(end) == '.' && is_digit(at(end + 1))) {
       is_float = true;
       digits += '.';
@@ -275,7 +293,10 @@ class Lexer {
     uint64_t code = 0;
     for (int k = 0; k < digits; ++k, ++i) {
       const char c = i < source_.size() ? source_[i] : ' ';
-      const int digit = is_digit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+      const int digit = is_digit(c)            ? c - '0'
+                        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                               : -1;
       if (digit < 0) fail("an escape in a text has too few hexadecimal digits");
       code = code * 16 + static_cast<uint64_t>(digit);
     }
@@ -291,6 +312,8 @@ class Lexer {
 
 }  // namespace
 
-std::vector<Token> tokenize(std::string_view source) { return Lexer(source).run(); }
+std::vector<Token> tokenize(std::string_view source) {
+  return Lexer(source).run();
+}
 
 }  // namespace longhalo::jinja

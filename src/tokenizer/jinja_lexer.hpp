@@ -1,5 +1,5 @@
-// Cuts a Jinja template into text and the tokens inside {{ }} and {% %}; comments and white space control ("-", "+",
-// and, as chat templates expect, trim_blocks and lstrip_blocks) are done with here.
+// Cuts a Jinja template into text and the tokens inside {{ }} and {% %}; comments and white space control
+// ("-", "+", and, as chat templates expect, trim_blocks and lstrip_blocks) are done with here.
 #pragma once
 
 #include <string>
@@ -9,8 +9,19 @@
 namespace longhalo::jinja {
 
 struct Token {
-  enum class Kind { kText, kOutputBegin, kOutputEnd, kBlockBegin, kBlockEnd, kName, kString, kInteger, kFloat,
-                    kOperator, kEnd };
+  enum class Kind {
+    kText,
+    kOutputBegin,
+    kOutputEnd,
+    kBlockBegin,
+    kBlockEnd,
+    kName,
+    kString,
+    kInteger,
+    kFloat,
+    kOperator,
+    kEnd
+  };
   Kind kind;
   std::string text;  // of kString: after escapes
   int line;          // from 1

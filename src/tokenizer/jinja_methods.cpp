@@ -12,10 +12,18 @@ namespace {
 constexpr size_t kLargestText = size_t{1} << 30;
 constexpr int64_t kLargestRange = 100000;  // as Jinja's sandbox
 
-bool is_upper(char c) { return c >= 'A' && c <= 'Z'; }
-bool is_lower(char c) { return c >= 'a' && c <= 'z'; }
-char to_upper(char c) { return is_lower(c) ? static_cast<char>(c - 32) : c; }
-char to_lower(char c) { return is_upper(c) ? static_cast<char>(c + 32) : c; }
+bool is_upper(char c) {
+  return c >= 'A' && c <= 'Z';
+}
+bool is_lower(char c) {
+  return c >= 'a' && c <= 'z';
+}
+char to_upper(char c) {
+  return is_lower(c) ? static_cast<char>(c - 32) : c;
+}
+char to_lower(char c) {
+  return is_upper(c) ? static_cast<char>(c + 32) : c;
+}
 
 /// Where a method looks: a text, or a tuple of texts any of which will do.
 std::vector<std::string> one_or_more(const Value& wanted) {
@@ -25,7 +33,8 @@ std::vector<std::string> one_or_more(const Value& wanted) {
     all.push_back(one.string());
   };
   if (wanted.is_list()) {
-    for (const Value& one : wanted.list().items) add(one);
+    for (const Value& one : wanted.list().items)
+      add(one);
   } else {
     add(wanted);
   }
@@ -34,7 +43,8 @@ std::vector<std::string> one_or_more(const Value& wanted) {
 
 List strings_to_list(const std::vector<std::string_view>& parts) {
   List list;
-  for (const std::string_view part : parts) list.items.emplace_back(part);
+  for (const std::string_view part : parts)
+    list.items.emplace_back(part);
   return list;
 }
 
@@ -70,7 +80,8 @@ std::vector<std::string_view> split_at(std::string_view text, std::string_view s
   return parts;
 }
 
-std::vector<std::string_view> split_at_from_right(std::string_view text, std::string_view separator, int64_t most) {
+std::vector<std::string_view> split_at_from_right(std::string_view text, std::string_view separator,
+                                                  int64_t most) {
   std::vector<std::string_view> parts;
   size_t at = text.rfind(separator);
   while (at != std::string_view::npos && (most < 0 || static_cast<int64_t>(parts.size()) < most)) {
@@ -88,12 +99,14 @@ Value split(std::string_view value, const Arguments& arguments, Side from) {
   const Value separator = arguments.get(0, "sep", None{});
   const int64_t most = arguments.get_whole(1, "maxsplit", -1);
   if (separator.is<None>()) {
-    if (from == Side::kRight && most >= 0) throw ValueError("rsplit of white space with maxsplit is not supported");
+    if (from == Side::kRight && most >= 0)
+      throw ValueError("rsplit of white space with maxsplit is not supported");
     return strings_to_list(split_space(value, most));
   }
   const std::string sought = arguments.get_text(0, "sep", "");
   if (sought.empty()) throw ValueError("split takes a separator that is not empty");
-  return strings_to_list(from == Side::kLeft ? split_at(value, sought, most) : split_at_from_right(value, sought, most));
+  return strings_to_list(from == Side::kLeft ? split_at(value, sought, most)
+                                             : split_at_from_right(value, sought, most));
 }
 
 std::vector<std::string_view> split_lines(std::string_view text) {
@@ -118,7 +131,8 @@ Value strip(std::string_view value, const Arguments& arguments, Side side) {
 
 /// Character index of a byte offset that find() gave.
 int64_t character_index(std::string_view text, size_t offset) {
-  return offset == std::string_view::npos ? -1 : static_cast<int64_t>(characters(text.substr(0, offset)).size());
+  return offset == std::string_view::npos ? -1
+                                          : static_cast<int64_t>(characters(text.substr(0, offset)).size());
 }
 
 int64_t count_of(std::string_view text, std::string_view sought) {
@@ -139,7 +153,7 @@ Value call_text_method(const std::string& value, const std::string& name, const 
   if (name == "rsplit") return split(value, arguments, Side::kRight);
   if (name == "startswith" || name == "endswith") {
     arguments.check(name, {"text"}, 1);
-    const std::vector<std::string> any = one_or_more(arguments.positional.at(0));
+    const std::vector<std::string> any = one_or_more(arguments.first());
     return std::any_of(any.begin(), any.end(), [&](const std::string& one) {
       return name == "startswith" ? value.starts_with(one) : value.ends_with(one);
     });
@@ -153,7 +167,7 @@ Value call_text_method(const std::string& value, const std::string& name, const 
     arguments.check(name, {"list"}, 1);
     std::string joined;
     bool is_first = true;
-    for (const Value& item : iterate(arguments.positional.at(0))) {
+    for (const Value& item : iterate(arguments.first())) {
       if (!item.is<std::string>()) throw ValueError(text("the method join takes texts, not ", item.kind()));
       joined += (is_first ? "" : value) + item.string();
       is_first = false;
@@ -183,7 +197,8 @@ Value call_text_method(const std::string& value, const std::string& name, const 
   if (name == "title") return in_case(value, Case::kTitleMethod);
   if (name == "capitalize") return in_case(value, Case::kCapitalize);
   if (name == "isdigit") {
-    return !value.empty() && std::all_of(value.begin(), value.end(), [](char c) { return c >= '0' && c <= '9'; });
+    return !value.empty() &&
+           std::all_of(value.begin(), value.end(), [](char c) { return c >= '0' && c <= '9'; });
   }
   if (name == "isspace") return !value.empty() && strip_space(value, Side::kLeft).empty();
   throw ValueError(text("the method '", name, "' of a text is not supported"));
@@ -192,7 +207,7 @@ Value call_text_method(const std::string& value, const std::string& name, const 
 Value call_dict_method(const Dict& value, const std::string& name, const Arguments& arguments) {
   if (name == "get") {
     arguments.check(name, {"key", "default"}, 1);
-    const Value* found = value.find(arguments.positional.at(0));
+    const Value* found = value.find(arguments.first());
     return found == nullptr ? arguments.get(1, "default", None{}) : *found;
   }
   arguments.check(name, {});
@@ -211,7 +226,7 @@ Value call_dict_method(const Dict& value, const std::string& name, const Argumen
 
 Value call_list_method(const List& value, const std::string& name, const Arguments& arguments) {
   arguments.check(name, {"item"}, 1);
-  const Value& item = arguments.positional.at(0);
+  const Value& item = arguments.first();
   if (name == "count") return static_cast<int64_t>(std::count(value.items.begin(), value.items.end(), item));
   const auto found = std::find(value.items.begin(), value.items.end(), item);
   if (found == value.items.end()) throw ValueError("index: the item is not in the list");
@@ -232,7 +247,8 @@ Value range(const Arguments& arguments) {
   const int64_t count = step > 0 ? (stop - start + step - 1) / step : (start - stop - step - 1) / -step;
   if (count > kLargestRange) throw ValueError(text("range gives more than ", kLargestRange, " numbers"));
   List list;
-  for (int64_t i = 0; i < count; ++i) list.items.emplace_back(start + i * step);
+  for (int64_t i = 0; i < count; ++i)
+    list.items.emplace_back(start + i * step);
   return list;
 }
 
@@ -258,7 +274,8 @@ Dict dict_of(std::string_view function, const Arguments& arguments) {
     if (!arguments.positional[0].is_dict()) throw ValueError(text(function, " takes a map"));
     dict = arguments.positional[0].dict();
   }
-  for (const auto& [key, value] : arguments.keywords) dict.set(key, value);
+  for (const auto& [key, value] : arguments.keywords)
+    dict.set(key, value);
   return dict;
 }
 
@@ -268,13 +285,17 @@ std::string in_case(std::string_view value, Case wanted) {
   std::string out;
   bool starts = true;
   for (const char c : value) {
-    if (static_cast<unsigned char>(c) >= 0x80) throw ValueError("the case of letters beyond ASCII is not supported");
+    if (static_cast<unsigned char>(c) >= 0x80)
+      throw ValueError("the case of letters beyond ASCII is not supported");
     const bool to_top = wanted == Case::kUpper || (wanted != Case::kLower && starts);
     out += to_top ? to_upper(c) : to_lower(c);
     if (wanted == Case::kCapitalize) starts = false;
     if (wanted == Case::kTitleMethod) starts = !is_upper(c) && !is_lower(c);
-    // The filter's words end at white space and opening brackets; a hyphen ends one too, an apostrophe does not.
-    if (wanted == Case::kTitleFilter) starts = is_space(std::string_view(&c, 1)) || std::string_view("-({[<").find(c) != std::string_view::npos;
+    // The filter's words end at white space and opening brackets; a hyphen ends one too, an apostrophe does
+    // not.
+    if (wanted == Case::kTitleFilter)
+      starts =
+          is_space(std::string_view(&c, 1)) || std::string_view("-({[<").find(c) != std::string_view::npos;
   }
   return out;
 }
@@ -293,7 +314,8 @@ std::string replaced(std::string_view value, std::string_view old, std::string_v
 }
 
 void check_text_size(size_t bytes) {
-  if (bytes > kLargestText) throw ValueError(text("a text of the template grows beyond ", kLargestText, " bytes"));
+  if (bytes > kLargestText)
+    throw ValueError(text("a text of the template grows beyond ", kLargestText, " bytes"));
 }
 
 Value call_method(const Value& receiver, const std::string& name, const Arguments& arguments) {

@@ -43,8 +43,8 @@ class StatementParser {
   }
 
  private:
-  /// Statements up to a block tag that begins with one of `ends` (its "{%" is taken, its name is current), or up to
-  /// the end of the template when there are none.
+  /// Statements up to a block tag that begins with one of `ends` (its "{%" is taken, its name is current), or
+  /// up to the end of the template when there are none.
   std::vector<Statement> parse_body(std::initializer_list<std::string_view> ends) {
     if (++depth_ > kDeepest) throw TemplateError(tokens_.line(), "blocks are nested too deeply");
     const int begin_line = tokens_.line();
@@ -215,7 +215,8 @@ class StatementParser {
 }  // namespace
 
 bool TokenStream::next_is_name(std::string_view name) const {
-  return at_ + 1 < tokens_.size() && tokens_[at_ + 1].kind == TokenKind::kName && tokens_[at_ + 1].text == name;
+  return at_ + 1 < tokens_.size() && tokens_[at_ + 1].kind == TokenKind::kName &&
+         tokens_[at_ + 1].text == name;
 }
 
 bool TokenStream::accept_operator(std::string_view wanted) {
@@ -247,6 +248,8 @@ void TokenStream::fail(std::string_view wanted) const {
   throw TemplateError(line(), text("found ", shown(current()), " where ", wanted, " should be"));
 }
 
-std::vector<Statement> parse_template(std::string_view source) { return StatementParser(source).run(); }
+std::vector<Statement> parse_template(std::string_view source) {
+  return StatementParser(source).run();
+}
 
 }  // namespace longhalo::jinja

@@ -1,4 +1,5 @@
-// Turns a Jinja template into its tree. What is outside the subset that chat templates use is refused by name.
+// Turns a Jinja template into its tree. What is outside the subset that chat templates use is refused by
+// name.
 #pragma once
 
 #include <string_view>
@@ -18,7 +19,9 @@ class TokenStream {
   int line() const { return current().line; }
   Token take() { return tokens_[at_ + 1 < tokens_.size() ? at_++ : at_]; }
   bool is(Token::Kind kind) const { return current().kind == kind; }
-  bool is_operator(std::string_view text) const { return is(Token::Kind::kOperator) && current().text == text; }
+  bool is_operator(std::string_view text) const {
+    return is(Token::Kind::kOperator) && current().text == text;
+  }
   bool is_name(std::string_view text) const { return is(Token::Kind::kName) && current().text == text; }
   bool next_is_name(std::string_view text) const;
   bool accept_operator(std::string_view text);

@@ -38,18 +38,22 @@ std::string_view strip(std::string_view text, Side side, Drops drops) {
   const std::vector<std::string_view> all = characters(text);
   size_t begin = 0, end = all.size();
   if (side != Side::kRight) {
-    while (begin < end && drops(all[begin])) ++begin;
+    while (begin < end && drops(all[begin]))
+      ++begin;
   }
   if (side != Side::kLeft) {
-    while (end > begin && drops(all[end - 1])) --end;
+    while (end > begin && drops(all[end - 1]))
+      --end;
   }
   if (begin == end) return {};
-  return {all[begin].data(), static_cast<size_t>(all[end - 1].data() + all[end - 1].size() - all[begin].data())};
+  return {all[begin].data(),
+          static_cast<size_t>(all[end - 1].data() + all[end - 1].size() - all[begin].data())};
 }
 
 std::string hex(uint32_t value, int digits) {
   std::string out;
-  for (int i = digits - 1; i >= 0; --i) out += "0123456789abcdef"[(value >> (4 * i)) & 15];
+  for (int i = digits - 1; i >= 0; --i)
+    out += "0123456789abcdef"[(value >> (4 * i)) & 15];
   return out;
 }
 
@@ -69,10 +73,13 @@ bool is_space(std::string_view character) {
   const uint32_t c = code_point(character);
   if (c >= 0x80 && character.size() == 1) return false;  // a stray byte
   return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
 }
 
-std::string_view strip_space(std::string_view text, Side side) { return strip(text, side, is_space); }
+std::string_view strip_space(std::string_view text, Side side) {
+  return strip(text, side, is_space);
+}
 
 std::string_view strip_set(std::string_view text, std::string_view set, Side side) {
   const std::vector<std::string_view> dropped = characters(set);
@@ -89,7 +96,8 @@ std::string utf8_of(uint32_t c) {
   if (c < 0x80) return {byte(c)};
   if (c < 0x800) return {byte(0xC0 | c >> 6), byte(0x80 | (c & 0x3F))};
   if (c < 0x10000) return {byte(0xE0 | c >> 12), byte(0x80 | (c >> 6 & 0x3F)), byte(0x80 | (c & 0x3F))};
-  return {byte(0xF0 | c >> 18), byte(0x80 | (c >> 12 & 0x3F)), byte(0x80 | (c >> 6 & 0x3F)), byte(0x80 | (c & 0x3F))};
+  return {byte(0xF0 | c >> 18), byte(0x80 | (c >> 12 & 0x3F)), byte(0x80 | (c >> 6 & 0x3F)),
+          byte(0x80 | (c & 0x3F))};
 }
 
 std::string float_repr(double value) {

@@ -1,5 +1,5 @@
-// Text as Python sees it: code points rather than bytes, Unicode white space, repr() and JSON forms. Input is UTF-8;
-// a byte that is not part of a well-formed character counts as one character of its own.
+// Text as Python sees it: code points rather than bytes, Unicode white space, repr() and JSON forms. Input is
+// UTF-8; a byte that is not part of a well-formed character counts as one character of its own.
 #pragma once
 
 #include <cstdint>

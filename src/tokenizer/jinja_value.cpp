@@ -53,7 +53,8 @@ class JsonWriter {
     if (value.is<std::string>()) return json_string(value.string(), style_.ascii_only);
     if (value.is_list()) {
       std::string out;
-      for (const Value& item : value.list().items) add(out, write(item, depth + 1), depth);
+      for (const Value& item : value.list().items)
+        add(out, write(item, depth + 1), depth);
       return wrapped("[", out, "]", depth);
     }
     if (value.is_dict()) {
@@ -135,7 +136,9 @@ std::string Value::str() const {
   throw ValueError(text("a ", kind(), " cannot be printed"));
 }
 
-std::string Value::repr() const { return repr_at(*this, 0); }
+std::string Value::repr() const {
+  return repr_at(*this, 0);
+}
 
 std::string_view Value::kind() const {
   if (is<Undefined>()) return "undefined";
@@ -191,11 +194,13 @@ std::vector<Value> iterate(const Value& value) {
   if (value.is<Undefined>()) return items;
   if (value.is_list()) return value.list().items;
   if (value.is_dict()) {
-    for (const auto& [key, entry] : value.dict().entries) items.push_back(key);
+    for (const auto& [key, entry] : value.dict().entries)
+      items.push_back(key);
     return items;
   }
   if (value.is<std::string>()) {
-    for (const std::string_view one : characters(value.string())) items.emplace_back(one);
+    for (const std::string_view one : characters(value.string()))
+      items.emplace_back(one);
     return items;
   }
   throw ValueError(text("a ", value.kind(), " cannot be looped over"));
@@ -211,6 +216,8 @@ bool contains(const Value& container, const Value& item) {
   return std::find(items.begin(), items.end(), item) != items.end();
 }
 
-std::string to_json(const Value& value, const JsonStyle& style) { return JsonWriter(style).write(value, 0); }
+std::string to_json(const Value& value, const JsonStyle& style) {
+  return JsonWriter(style).write(value, 0);
+}
 
 }  // namespace longhalo::jinja

@@ -1,4 +1,5 @@
-// Values of the Jinja interpreter, with the meaning they have in Python: truth, equality, order, str() and repr().
+// Values of the Jinja interpreter, with the meaning they have in Python: truth, equality, order, str() and
+// repr().
 #pragma once
 
 #include <cstdint>
@@ -91,7 +92,9 @@ class Value {
   Namespace& space() const { return *std::get<std::shared_ptr<Namespace>>(storage_); }
   const Callable& callable() const { return std::get<Callable>(storage_); }
   const Undefined& undefined() const { return std::get<Undefined>(storage_); }
-  int64_t whole() const { return is<bool>() ? int64_t{std::get<bool>(storage_)} : std::get<int64_t>(storage_); }
+  int64_t whole() const {
+    return is<bool>() ? int64_t{std::get<bool>(storage_)} : std::get<int64_t>(storage_);
+  }
   double real() const { return is<double>() ? std::get<double>(storage_) : static_cast<double>(whole()); }
 
   bool truth() const;
@@ -113,7 +116,8 @@ int compare(const Value& a, const Value& b);
 /// len(); throws ValueError where there is none.
 int64_t length(const Value& value);
 
-/// What a loop over `value` visits: items, keys, characters; nothing for undefined. Throws ValueError otherwise.
+/// What a loop over `value` visits: items, keys, characters; nothing for undefined. Throws ValueError
+/// otherwise.
 std::vector<Value> iterate(const Value& value);
 
 /// Python's `item in container`.
