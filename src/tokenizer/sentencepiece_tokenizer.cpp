@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <mutex>
 #include <sstream>
 #include <unordered_map>
 
@@ -11,11 +12,15 @@
 #include "core/text.hpp"
 #include "tokenizer/added_tokens.hpp"
 #include "tokenizer/json_cursor.hpp"
+#include "tokenizer/sentencepiece_spec.hpp"
+#include "tokenizer/word_cache.hpp"
 
 namespace longhalo {
 namespace {
 
 constexpr const char* kFetchAgain = "fetch the file again from where the model came from";
+constexpr std::string_view kSpace = "\u2581";  // what the library writes for a space
+constexpr size_t kReportEvery_bytes = size_t{1} << 18;
 constexpr int64_t kLargestId = int64_t{1} << 24;
 
 std::string read_file(const std::filesystem::path& file) {
@@ -76,16 +81,29 @@ std::vector<AddedToken> read_added_tokens(const std::filesystem::path& directory
   return tokens;
 }
 
+/// The first place at or after `from` where a space follows another character; the text's end if there is
+/// none.
+size_t end_of_words(std::string_view text, size_t from) {
+  for (size_t at = text.find(' ', from); at != std::string_view::npos; at = text.find(' ', at + 1)) {
+    const std::string_view before = text.substr(0, at);
+    if (at > 0 && before.back() != ' ' && !before.ends_with(kSpace)) return at;
+  }
+  return text.size();
+}
+
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   explicit SentencePieceTokenizer(const std::filesystem::path& file) : file_(file.string()) {
-    const auto status = processor_.LoadFromSerializedProto(read_file(file));
+    const std::string model = read_file(file);
+    const auto status = processor_.LoadFromSerializedProto(model);
     if (!status.ok()) {
       throw UserError(longhalo::text("the file is not a SentencePiece model: ", status.ToString()), file_,
                       kFetchAgain);
     }
     added_ = std::make_unique<AddedTokens>(collect_added_tokens(file.parent_path()), nullptr);
     read_affixes(file.parent_path() / "tokenizer_config.json");
+    spec_ = read_sentencepiece_spec(model);
+    by_words_ = words_are_independent();
   }
 
   std::vector<int32_t> encode(std::string_view text, SpecialTokens mode,
@@ -99,7 +117,9 @@ class SentencePieceTokenizer final : public Tokenizer {
  private:
   std::vector<AddedToken> collect_added_tokens(const std::filesystem::path& directory);
   void read_affixes(const std::filesystem::path& config_file);
-  void encode_plain(std::string_view text, std::vector<int32_t>& ids) const;
+  bool words_are_independent() const;
+  std::vector<int> encode_by_library(std::string_view text) const;
+  void encode_words(std::string_view text, bool is_start, WordCache& words, std::vector<int32_t>& ids) const;
   void decode_plain(std::vector<int>& ids, std::string& bytes) const;
 
   std::string file_;
@@ -109,6 +129,11 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::vector<int32_t> prefix_;
   std::vector<int32_t> suffix_;
   int64_t vocabulary_size_ = 0;
+  SentencePieceSpec spec_;
+  bool by_words_ = false;
+
+  mutable std::mutex caches_mutex_;
+  mutable std::vector<std::unique_ptr<WordCache>> idle_caches_;
 };
 
 std::vector<AddedToken> SentencePieceTokenizer::collect_added_tokens(const std::filesystem::path& directory) {
@@ -160,30 +185,98 @@ void SentencePieceTokenizer::read_affixes(const std::filesystem::path& config_fi
   if (add_end && processor_.eos_id() >= 0) suffix_.push_back(processor_.eos_id());
 }
 
+/// Whether a BPE text may be cut before every space that follows another character. The model sees a space as
+/// the character U+2581; if no piece holds one after another character, no merge crosses such a cut, so each
+/// word merges as it would inside the text. (Unigram scores are sums along the whole text, whose rounding
+/// decides ties: there the text stays whole.)
+bool SentencePieceTokenizer::words_are_independent() const {
+  if (!spec_.is_bpe || spec_.whitespace_as_suffix || spec_.rewrites_characters ||
+      spec_.remove_extra_whitespaces || !spec_.escape_whitespaces || token_id(kSpace) == std::nullopt) {
+    return false;
+  }
+  for (int id = 0; id < processor_.GetPieceSize(); ++id) {
+    std::string_view piece = processor_.IdToPiece(id);
+    while (piece.starts_with(kSpace))
+      piece.remove_prefix(kSpace.size());
+    if (piece.find(kSpace) != std::string_view::npos) return false;
+  }
+  return true;
+}
+
 std::vector<int32_t> SentencePieceTokenizer::encode(std::string_view text, SpecialTokens mode,
                                                     const EncodeProgress& progress) const {
+  std::unique_ptr<WordCache> words;
+  if (by_words_) {
+    const std::lock_guard lock(caches_mutex_);
+    if (!idle_caches_.empty()) {
+      words = std::move(idle_caches_.back());
+      idle_caches_.pop_back();
+    }
+  }
+  if (by_words_ && !words) words = std::make_unique<WordCache>();
+
   // Names of tokens are matched byte by byte, so text that is not valid UTF-8 does no harm here.
   std::vector<int32_t> ids;
+  const auto report = [&](size_t done) {
+    if (progress) progress(static_cast<int64_t>(done), static_cast<int64_t>(text.size()));
+  };
   for (const AddedTokens::Part& part : added_->split(text, mode)) {
+    const std::string_view part_text = text.substr(part.begin, part.end - part.begin);
     if (part.token != nullptr) {
       ids.push_back(part.token->id);
+    } else if (!by_words_) {
+      const std::vector<int> encoded = encode_by_library(part_text);
+      ids.insert(ids.end(), encoded.begin(), encoded.end());
     } else {
-      encode_plain(text.substr(part.begin, part.end - part.begin), ids);
+      for (size_t at = 0; at < part_text.size();) {
+        const size_t end = end_of_words(part_text, at + kReportEvery_bytes);
+        encode_words(part_text.substr(at, end - at), at == 0, *words, ids);
+        at = end;
+        report(part.begin + at);
+      }
     }
-    if (progress) progress(static_cast<int64_t>(part.end), static_cast<int64_t>(text.size()));
   }
-  if (progress && text.empty()) progress(0, 0);
+  report(text.size());
+  if (words) {
+    const std::lock_guard lock(caches_mutex_);
+    idle_caches_.push_back(std::move(words));
+  }
   return ids;
 }
 
-void SentencePieceTokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
+/// `text` starts a text if `is_start`, else it starts with the space of its first word.
+void SentencePieceTokenizer::encode_words(std::string_view text, bool is_start, WordCache& words,
+                                          std::vector<int32_t>& ids) const {
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = end_of_words(text, at + 1);
+    std::string_view word = text.substr(at, end - at);
+    const bool has_own_space = !(is_start && at == 0);
+    at = end;
+    // The library puts a space before whatever it is given: it stands for the one taken off here.
+    if (has_own_space && spec_.add_dummy_prefix) word.remove_prefix(1);
+    if (word.empty()) {  // the library makes nothing of an empty text
+      ids.push_back(*token_id(kSpace));
+      continue;
+    }
+    const bool cached = word.size() <= WordCache::kLongestWord_bytes;
+    if (const auto known = cached ? words.find(word) : std::nullopt) {
+      ids.insert(ids.end(), known->begin(), known->end());
+      continue;
+    }
+    const std::vector<int> encoded = encode_by_library(word);
+    if (cached) words.insert(word, encoded);
+    ids.insert(ids.end(), encoded.begin(), encoded.end());
+  }
+}
+
+std::vector<int> SentencePieceTokenizer::encode_by_library(std::string_view text) const {
   std::vector<int> encoded;
   const auto status = processor_.Encode(text, &encoded);
   if (!status.ok()) {
     throw UserError(longhalo::text("SentencePiece could not encode the text: ", status.ToString()), file_,
                     "check that the model file is whole");
   }
-  ids.insert(ids.end(), encoded.begin(), encoded.end());
+  return encoded;
 }
 
 void SentencePieceTokenizer::decode_plain(std::vector<int>& ids, std::string& bytes) const {

@@ -6,13 +6,21 @@
 // numbers that PCRE2 calls unassigned. So a text with a code point that is unassigned for PCRE2 is left out,
 // unless the code point is unassigned for good or for all of these versions. How many texts that leaves out
 // is bounded below.
+//
+// SentencePiece's unigram model takes the segmentation of the highest sum of log-probabilities, added up in
+// fp32 along the text. Where two segmentations are equal but for rounding, the installed library (0.1.97) and
+// the package (0.2.3) may choose differently; the 0.1.97 package chooses as the library does. So there
+// another choice is accepted if its sum is the same within the rounding of such a sum, and if such texts are
+// few.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cmath>
+#include <ctime>
 #include <iostream>
+#include <limits>
 
-#include "core/text.hpp"
+#include "core/log.hpp"
 #include "tokenizer/pattern.hpp"
 #include "tokenizer/tokenizer.hpp"
 #include "tokenizer/utf8.hpp"
@@ -52,9 +60,24 @@ std::string shown(std::string_view bytes) {
   return out;
 }
 
+/// Whether two segmentations have the same sum of scores but for fp32 rounding: each of n additions rounds by
+/// at most half a unit in the last place of the running sum, in either program.
+bool same_score(const std::vector<float>& scores, const std::vector<int32_t>& a,
+                const std::vector<int32_t>& b) {
+  double sum_a = 0;
+  double sum_b = 0;
+  for (const int32_t id : a)
+    sum_a += static_cast<double>(scores.at(static_cast<size_t>(id)));
+  for (const int32_t id : b)
+    sum_b += static_cast<double>(scores.at(static_cast<size_t>(id)));
+  const double additions = static_cast<double>(a.size() + b.size());
+  return std::abs(sum_a - sum_b) <= additions * std::numeric_limits<float>::epsilon() * std::abs(sum_a);
+}
+
 class TokenizerAgreement : public testing::Test {
  protected:
   void SetUp() override {
+    set_log_level(LogLevel::kError);  // thousands of warnings about bytes without a token
     if (!test::reference().missing.empty()) GTEST_SKIP() << test::reference().missing;
   }
 };
@@ -71,16 +94,24 @@ TEST_F(TokenizerAgreement, EveryTextHasThePackagesIds) {
 
   for (const std::string& name : reference.names) {
     const auto tokenizer = Tokenizer::load(reference.folder / name);
+    const std::vector<float> scores = test::read_scores(name);
     int failures = 0;
+    int64_t texts = 0;
+    int64_t ties = 0;
     int64_t bytes = 0;
     double seconds = 0;
     for (const test::TextReference& expected : test::read_reference(name)) {
       const std::string& text = reference.texts[expected.text];
       if (younger[expected.text]) continue;
-      const auto start = std::chrono::steady_clock::now();
+      const std::clock_t start = std::clock();
       const auto ids = tokenizer->encode(text, SpecialTokens::kAsText);
-      seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      seconds += static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
       bytes += static_cast<int64_t>(text.size());
+      ++texts;
+      if (!scores.empty() && ids != expected.ids_as_text && same_score(scores, ids, expected.ids_as_text)) {
+        ++ties;
+        continue;
+      }
       const auto parsed = tokenizer->encode(text, SpecialTokens::kParse);
       const std::string decoded = tokenizer->decode(expected.ids_parsed);
       // The package writes U+FFFD for what is not UTF-8; only valid decodings can be compared with it.
@@ -94,8 +125,9 @@ TEST_F(TokenizerAgreement, EveryTextHasThePackagesIds) {
                           (!comparable || decoded == expected.decoded);
       ASSERT_LT(failures += agrees ? 0 : 1, 5) << "and more of " << name;
     }
+    EXPECT_LE(ties * 100, texts) << name;
     std::cout << name << ": " << bytes << " bytes in single texts, "
-              << static_cast<double>(bytes) / seconds / 1e6 << " MB/s\n";
+              << static_cast<double>(bytes) / seconds / 1e6 << " MB/s of processor time\n";
   }
 }
 

@@ -128,7 +128,7 @@ def records(seed=20240229):
     for _ in range(300):
         texts.append("".join(random_character(rng) for _ in range(rng.randrange(1, 12))).encode())
     valid = list(texts)
-    for content in read_real(limit_bytes=2_000_000):
+    for content in read_real(limit_bytes=1_200_000):
         lines = content.splitlines(keepends=True)
         at = 0
         while at < len(lines):  # lines one by one, and now and then a whole passage
@@ -145,5 +145,5 @@ def training_text():
     makers = pieces(rng)
     lines = [s for s in SENTENCES for _ in range(20)]
     lines += ["".join(rng.choice(makers)() + " " for _ in range(20)) for _ in range(300)]
-    lines += [content.decode(errors="ignore") for content in read_real(limit_bytes=900_000)]
+    lines += [content.decode(errors="ignore") for content in read_real(limit_bytes=500_000)]
     return lines

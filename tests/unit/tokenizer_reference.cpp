@@ -86,4 +86,11 @@ std::vector<TextReference> read_reference(const std::string& name) {
   return all;
 }
 
+std::vector<float> read_scores(const std::string& name) {
+  const std::string content = read_file(reference().folder / name / "scores.bin");
+  std::vector<float> scores(content.size() / sizeof(float));
+  if (!scores.empty()) std::memcpy(scores.data(), content.data(), content.size());
+  return scores;
+}
+
 }  // namespace longhalo::test

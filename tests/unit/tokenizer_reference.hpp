@@ -29,4 +29,7 @@ const Reference& reference();
 
 std::vector<TextReference> read_reference(const std::string& name);
 
+/// Log-probability of every piece of a unigram model; empty for another.
+std::vector<float> read_scores(const std::string& name);
+
 }  // namespace longhalo::test
