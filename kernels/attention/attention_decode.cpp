@@ -15,7 +15,7 @@ namespace {
 // At most about 32 parts in all, so that what they leave to merge stays small, and no part too short to be
 // worth a thread's while.
 constexpr int64_t kParts = 32;
-constexpr int64_t kShortestPart = 256;
+constexpr int64_t kShortestPart = 128;
 
 struct Part {
   size_t band;
@@ -112,18 +112,15 @@ void attention_decode_forward(const Attention<float>& p) {
       sum(parts * all_rows, "decode's partial sums");
   HostBuffer<float> scores(parts * all_rows * kDecodeTile, "decode's scores");
   const AttentionDecodeKernels& kernels = LONGHALO_SIMD(attention_decode);
-#pragma omp parallel for collapse(2) schedule(dynamic, 1) if (parts * p.kv_heads > 1)
+#pragma omp parallel for schedule(dynamic, 1) if (parts > 1)
   for (int64_t part = 0; part < parts; ++part) {
-    for (int64_t h = 0; h < p.kv_heads; ++h) {
-      const Part& keys = split.parts[static_cast<size_t>(part)];
-      const BandKeys<float>& band = p.bands[keys.band];
-      const int64_t at = part * all_rows + h * rows;
-      const bool biased = band.band.stride > 1 && p.landmark_bias != nullptr;
-      kernels.run({rows, d, q.data() + h * rows * d, band.k + h * d, band.v + h * d, p.kv_heads * d,
-                   keys.begin, keys.end, split.begin[keys.band].data(), split.end[keys.band].data(),
-                   biased ? bias.data() + h * rows : nullptr, scores.data() + at * kDecodeTile,
-                   out.data() + at * d, top.data() + at, sum.data() + at});
-    }
+    const Part& keys = split.parts[static_cast<size_t>(part)];
+    const BandKeys<float>& band = p.bands[keys.band];
+    const int64_t at = part * all_rows;
+    const bool biased = band.band.stride > 1 && p.landmark_bias != nullptr;
+    kernels.run({p.kv_heads, rows, d, q.data(), band.k, band.v, keys.begin, keys.end,
+                 split.begin[keys.band].data(), split.end[keys.band].data(), biased ? bias.data() : nullptr,
+                 scores.data() + at * kDecodeTile, out.data() + at * d, top.data() + at, sum.data() + at});
   }
   for (int64_t h = 0; h < p.kv_heads; ++h) {
     for (int64_t r = 0; r < rows; ++r) {

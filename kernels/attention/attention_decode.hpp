@@ -14,21 +14,21 @@ namespace longhalo {
 inline constexpr int64_t kDecodeQueries = 8;  // up to this many queries take this path
 inline constexpr int64_t kDecodeTile = 64;    // keys whose scores are alive at once
 
-/// Keys [begin, end) of one band for one KV head, and the rows (query, head of the group) that may see them.
+/// Keys [begin, end) of one band, all KV heads: a key's heads lie beside each other in memory, so that the
+/// keys are read from front to back. A KV head's rows are its (query, head of the group) pairs.
 struct DecodePart {
-  int64_t rows, d;
-  const float* q;  // [rows, d] q * scale * log2(e)
-  const float* k;  // key r at k + r * stride
-  const float* v;
-  int64_t stride;
+  int64_t kv_heads, rows, d;
+  const float* q;  // [H_kv, rows, d] q * scale * log2(e)
+  const float* k;  // [.., H_kv, d]
+  const float* v;  // [.., H_kv, d]
   int64_t begin, end;
   const int64_t* row_begin;  // [rows] the keys that each row sees; end not above begin: none
   const int64_t* row_end;
-  const float* bias;  // [rows] in units of log2, or nullptr
-  float* scores;      // scratch [rows, kDecodeTile]
-  float* out;         // [rows, d] sums of p * v
-  float* top;         // [rows] maximum, in units of log2
-  float* sum;         // [rows] sum of p
+  const float* bias;  // [H_kv, rows] in units of log2, or nullptr
+  float* scores;      // scratch [H_kv, rows, kDecodeTile]
+  float* out;         // [H_kv, rows, d] sums of p * v
+  float* top;         // [H_kv, rows] maximum, in units of log2
+  float* sum;         // [H_kv, rows] sum of p
 };
 
 struct AttentionDecodeKernels {

@@ -10,27 +10,44 @@ int64_t clamp(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }
 
-/// scores[r][j] = q[row + r] . k[j] for kRows rows and keys [0, keys) from `k` on.
+/// scores[row + r][j] = q[row + r] . k for kRows rows and one key.
 template <int kRows>
-LONGHALO_INLINE void score_rows(const DecodePart& p, int64_t row, const float* k, int64_t keys) {
+LONGHALO_INLINE void score_rows(const DecodePart& p, int64_t row, const float* k, int64_t j) {
   const float* q = p.q + row * p.d;
-  for (int64_t j = 0; j < keys; ++j) {
-    Float sums[kRows] = {};
-    int64_t c = 0;
-    for (; c + kLanes <= p.d; c += kLanes) {
-      const Float key = load(k + j * p.stride + c);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r)
-        sums[r] += key * load(q + r * p.d + c);
-    }
-    if (c < p.d) {
-      const Float key = load_part(k + j * p.stride + c, p.d - c);
-      for (int r = 0; r < kRows; ++r)
-        sums[r] += key * load_part(q + r * p.d + c, p.d - c);
-    }
+  Float sums[kRows] = {};
+  int64_t c = 0;
+  for (; c + kLanes <= p.d; c += kLanes) {
+    const Float key = load(k + c);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
-      p.scores[(row + r) * kDecodeTile + j] = sum_lanes(sums[r]);
+      sums[r] += key * load(q + r * p.d + c);
+  }
+  if (c < p.d) {
+    const Float key = load_part(k + c, p.d - c);
+    for (int r = 0; r < kRows; ++r)
+      sums[r] += key * load_part(q + r * p.d + c, p.d - c);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+    p.scores[(row + r) * kDecodeTile + j] = sum_lanes(sums[r]);
+}
+
+/// All scores of a tile of keys. The values will be wanted next, so they are fetched from memory meanwhile.
+void score_tile(const DecodePart& p, const float* k, const float* v, int64_t keys) {
+  const int64_t stride = p.kv_heads * p.d;
+  for (int64_t j = 0; j < keys; ++j) {
+    for (int64_t c = 0; c < stride; c += 16)
+      __builtin_prefetch(v + j * stride + c);
+    for (int64_t h = 0; h < p.kv_heads; ++h) {
+      const float* key = k + j * stride + h * p.d;
+      const int64_t end = (h + 1) * p.rows;
+      int64_t row = h * p.rows;
+      for (; row + 4 <= end; row += 4)
+        score_rows<4>(p, row, key, j);
+      if (end - row == 3) score_rows<3>(p, row, key, j);
+      if (end - row == 2) score_rows<2>(p, row, key, j);
+      if (end - row == 1) score_rows<1>(p, row, key, j);
+    }
   }
 }
 
@@ -38,6 +55,7 @@ LONGHALO_INLINE void score_rows(const DecodePart& p, int64_t row, const float* k
 template <int kRows>
 LONGHALO_INLINE void weigh_rows(const DecodePart& p, int64_t row, const float* v, int64_t begin,
                                 int64_t end) {
+  const int64_t stride = p.kv_heads * p.d;
   const float* weight = p.scores + row * kDecodeTile;
   float* out = p.out + row * p.d;
   int64_t c = 0;
@@ -52,7 +70,7 @@ LONGHALO_INLINE void weigh_rows(const DecodePart& p, int64_t row, const float* v
       Float value[kColumns];
 #pragma GCC unroll 4
       for (int i = 0; i < kColumns; ++i)
-        value[i] = load(v + j * p.stride + c + i * kLanes);
+        value[i] = load(v + j * stride + c + i * kLanes);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -69,7 +87,7 @@ LONGHALO_INLINE void weigh_rows(const DecodePart& p, int64_t row, const float* v
     for (int r = 0; r < kRows; ++r) {
       Float sum = load_part(out + r * p.d + c, p.d - c);
       for (int64_t j = begin; j < end; ++j)
-        sum += load_part(v + j * p.stride + c, p.d - c) * weight[r * kDecodeTile + j];
+        sum += load_part(v + j * stride + c, p.d - c) * weight[r * kDecodeTile + j];
       store_part(out + r * p.d + c, p.d - c, sum);
     }
   }
@@ -105,8 +123,21 @@ void softmax_row(const DecodePart& p, int64_t row, int64_t begin, int64_t end) {
   p.sum[row] += sum_lanes(sum);
 }
 
+/// One KV head's share of the values of a tile of keys; keys [all_begin, all_end) of it are seen by every
+/// row.
+void weigh_head(const DecodePart& p, int64_t h, const float* v, int64_t all_begin, int64_t all_end) {
+  const int64_t end = (h + 1) * p.rows;
+  int64_t row = h * p.rows;
+  for (; row + 4 <= end; row += 4)
+    weigh_rows<4>(p, row, v, all_begin, all_end);
+  if (end - row == 3) weigh_rows<3>(p, row, v, all_begin, all_end);
+  if (end - row == 2) weigh_rows<2>(p, row, v, all_begin, all_end);
+  if (end - row == 1) weigh_rows<1>(p, row, v, all_begin, all_end);
+}
+
 void run(const DecodePart& p) {
-  for (int64_t r = 0; r < p.rows; ++r) {
+  const int64_t all_rows = p.kv_heads * p.rows, stride = p.kv_heads * p.d;
+  for (int64_t r = 0; r < all_rows; ++r) {
     p.top[r] = -__builtin_inff();
     p.sum[r] = 0;
     for (int64_t c = 0; c < p.d; ++c)
@@ -114,14 +145,8 @@ void run(const DecodePart& p) {
   }
   for (int64_t key = p.begin; key < p.end; key += kDecodeTile) {
     const int64_t keys = p.end - key < kDecodeTile ? p.end - key : kDecodeTile;
-    const float* k = p.k + key * p.stride;
-    const float* v = p.v + key * p.stride;
-    int64_t row = 0;
-    for (; row + 4 <= p.rows; row += 4)
-      score_rows<4>(p, row, k, keys);
-    if (p.rows - row == 3) score_rows<3>(p, row, k, keys);
-    if (p.rows - row == 2) score_rows<2>(p, row, k, keys);
-    if (p.rows - row == 1) score_rows<1>(p, row, k, keys);
+    const float* v = p.v + key * stride;
+    score_tile(p, p.k + key * stride, v, keys);
 
     // Keys of this tile that every row sees; those beside them are weighed row by row, because the value of a
     // key that a row does not see may be anything, NaN included.
@@ -129,23 +154,22 @@ void run(const DecodePart& p) {
     for (int64_t r = 0; r < p.rows; ++r) {
       const int64_t begin = clamp(p.row_begin[r] - key, 0, keys),
                     end = clamp(p.row_end[r] - key, begin, keys);
-      softmax_row(p, r, begin, end);
+      for (int64_t h = 0; h < p.kv_heads; ++h)
+        softmax_row(p, h * p.rows + r, begin, end);
       all_begin = begin > all_begin ? begin : all_begin;
       all_end = end < all_end ? end : all_end;
     }
     if (all_begin >= all_end) all_begin = all_end = keys;
-    for (int64_t r = 0; r < p.rows && (all_begin > 0 || all_end < keys); ++r) {
-      const int64_t begin = clamp(p.row_begin[r] - key, 0, keys),
-                    end = clamp(p.row_end[r] - key, begin, keys);
-      if (begin < all_begin) weigh_rows<1>(p, r, v, begin, end < all_begin ? end : all_begin);
-      if (all_end < end) weigh_rows<1>(p, r, v, all_end, end);
+    for (int64_t h = 0; h < p.kv_heads; ++h) {
+      for (int64_t r = 0; r < p.rows && (all_begin > 0 || all_end < keys); ++r) {
+        const int64_t begin = clamp(p.row_begin[r] - key, 0, keys),
+                      end = clamp(p.row_end[r] - key, begin, keys);
+        const int64_t row = h * p.rows + r;
+        if (begin < all_begin) weigh_rows<1>(p, row, v + h * p.d, begin, end < all_begin ? end : all_begin);
+        if (all_end < end) weigh_rows<1>(p, row, v + h * p.d, begin > all_end ? begin : all_end, end);
+      }
+      weigh_head(p, h, v + h * p.d, all_begin, all_end);
     }
-    row = 0;
-    for (; row + 4 <= p.rows; row += 4)
-      weigh_rows<4>(p, row, v, all_begin, all_end);
-    if (p.rows - row == 3) weigh_rows<3>(p, row, v, all_begin, all_end);
-    if (p.rows - row == 2) weigh_rows<2>(p, row, v, all_begin, all_end);
-    if (p.rows - row == 1) weigh_rows<1>(p, row, v, all_begin, all_end);
   }
 }
 
