@@ -93,7 +93,9 @@ void BpeModel::read_merges(const JsonCursor& merges) {
   };
   for (size_t i = 0; i < count; ++i) {
     const auto [left, right] = read_merge(merges, i);
-    merges_.insert(known(i, left), known(i, right), {static_cast<int32_t>(i), known(i, left + right)});
+    const int32_t left_id = known(i, left);
+    const int32_t right_id = known(i, right);
+    merges_.insert(left_id, right_id, {static_cast<int32_t>(i), known(i, left + right)});
   }
 }
 

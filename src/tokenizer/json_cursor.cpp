@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
+#include <iterator>
 
 #include "core/error.hpp"
 #include "core/text.hpp"
@@ -14,16 +14,21 @@ constexpr const char* kFetchAgain = "fetch the file again from where the model c
 
 }  // namespace
 
-nlohmann::json read_json_file(const std::filesystem::path& file) {
+std::string read_whole_file(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
-  std::stringstream content;
-  if (in) content << in.rdbuf();
-  if (!in || !content) {
+  std::string content;
+  if (in && std::filesystem::is_regular_file(file)) content.assign(std::istreambuf_iterator<char>(in), {});
+  if (!in || !std::filesystem::is_regular_file(file)) {
     throw UserError("the file cannot be read", file.string(),
                     "check that it exists and that you may read it");
   }
+  return content;
+}
+
+nlohmann::json read_json_file(const std::filesystem::path& file) {
+  const std::string content = read_whole_file(file);
   try {
-    return nlohmann::json::parse(content.view());
+    return nlohmann::json::parse(content);
   } catch (const nlohmann::json::exception& error) {
     throw UserError(text("the file is not valid JSON: ", error.what()), file.string(), kFetchAgain);
   }

@@ -12,6 +12,9 @@
 
 namespace longhalo {
 
+/// The bytes of a file. Throws UserError if it cannot be read.
+std::string read_whole_file(const std::filesystem::path& file);
+
 /// Reads and parses a whole file. Throws UserError if it cannot be read or is not JSON.
 nlohmann::json read_json_file(const std::filesystem::path& file);
 

@@ -3,9 +3,7 @@
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
-#include <fstream>
 #include <mutex>
-#include <sstream>
 #include <unordered_map>
 
 #include "core/error.hpp"
@@ -22,17 +20,6 @@ constexpr const char* kFetchAgain = "fetch the file again from where the model c
 constexpr std::string_view kSpace = "\u2581";  // what the library writes for a space
 constexpr size_t kReportEvery_bytes = size_t{1} << 18;
 constexpr int64_t kLargestId = int64_t{1} << 24;
-
-std::string read_file(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::stringstream content;
-  if (in) content << in.rdbuf();
-  if (!in || !content) {
-    throw UserError("the file cannot be read", file.string(),
-                    "check that it exists and that you may read it");
-  }
-  return std::move(content).str();
-}
 
 AddedToken read_token(const JsonCursor& entry, int64_t id) {
   if (entry.boolean_or("single_word", false)) entry["single_word"].unsupported("single_word here");
@@ -94,7 +81,7 @@ size_t end_of_words(std::string_view text, size_t from) {
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   explicit SentencePieceTokenizer(const std::filesystem::path& file) : file_(file.string()) {
-    const std::string model = read_file(file);
+    const std::string model = read_whole_file(file);
     const auto status = processor_.LoadFromSerializedProto(model);
     if (!status.ok()) {
       throw UserError(longhalo::text("the file is not a SentencePiece model: ", status.ToString()), file_,
