@@ -64,7 +64,8 @@ TEST_P(PrefillTest, AgreesWithTheReference) {
     const std::vector<int32_t> more = random_tokens(70, c.vocabulary, 12);
     std::vector<int32_t> all = document;
     all.insert(all.end(), more.begin(), more.end());
-    const std::vector<double> hidden = reference_hidden(weights, test.pattern, all);
+    const std::vector<double> hidden =
+        made_by_root<double>([&] { return reference_hidden(weights, test.pattern, all); });
 
     const ShardPlan shards(tokens, session().ranks(), shard_alignment(test.pattern.strides()));
     Prefill prefill(session(), weights, test.pattern, shards, 50);
@@ -85,7 +86,8 @@ TEST_P(PrefillTest, AgreesWithTheReference) {
     const int64_t opening = std::min<int64_t>(tokens - 1, 37);  // as a chat template's
     const std::vector<float> chunks =
         embed_chunks(session(), weights, shards, prefill.residual(), 100, opening);
-    const std::vector<double> logits = reference_logits(weights, hidden);
+    const std::vector<double> logits =
+        made_by_root<double>([&] { return reference_logits(weights, hidden); });
     if (session().is_root()) {
       ASSERT_EQ(scores.size(), document.size());
       EXPECT_EQ(scores[0], 0);
@@ -133,7 +135,8 @@ TEST(Decoder, StartsFromAnEmptyContext) {
   const AttentionPattern pattern = AttentionPattern::window_and_landmarks(20, 4);
   const Weights weights = small_model(3, 6, 1, 1, 3);
   const std::vector<int32_t> tokens = random_tokens(200, weights.config.vocabulary, 4);
-  const std::vector<double> logits = reference_logits(weights, reference_hidden(weights, pattern, tokens));
+  const std::vector<double> logits = made_by_root<double>(
+      [&] { return reference_logits(weights, reference_hidden(weights, pattern, tokens)); });
   Decoder decoder(weights, pattern, 7);
   Context context(weights.config, pattern);
   const std::span<const float> last = decoder.extend(context, tokens);

@@ -9,20 +9,23 @@ namespace {
 
 const MpiSession* current = nullptr;
 
-// A failure on one rank is a failure: every rank learns of it, so the program's exit code is non-zero on all. Only rank
-// 0 prints passes; every rank prints its own failures.
+// A failure on one rank is a failure: every rank learns of it, so the program's exit code is non-zero on all.
+// Only rank 0 prints passes; every rank prints its own failures.
 class RankPrinter : public testing::EmptyTestEventListener {
  public:
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (result.failed())
       std::fprintf(stderr, "[rank %d of %d] %s:%d: %s\n", current->rank(), current->ranks(),
-                   result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(), result.message());
+                   result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
+                   result.message());
   }
 };
 
 }  // namespace
 
-const MpiSession& session() { return *current; }
+const MpiSession& session() {
+  return *current;
+}
 
 }  // namespace longhalo::test
 

@@ -16,9 +16,13 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-Doubles wide(const HostBuffer<float>& values) { return {values.data(), values.data() + values.size()}; }
+Doubles wide(const HostBuffer<float>& values) {
+  return {values.data(), values.data() + values.size()};
+}
 
-Doubles zeros(int64_t count) { return Doubles(static_cast<size_t>(count)); }
+Doubles zeros(int64_t count) {
+  return Doubles(static_cast<size_t>(count));
+}
 
 Doubles normed(int64_t n, const Doubles& x, const HostBuffer<float>& weight, const ModelConfig& c) {
   Doubles out = zeros(n * c.hidden);
@@ -33,7 +37,8 @@ Doubles product(int64_t n, int64_t out_size, int64_t in_size, const Doubles& a, 
 }
 
 void add(Doubles& x, const Doubles& y) {
-  for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  for (size_t i = 0; i < x.size(); ++i)
+    x[i] += y[i];
 }
 
 Doubles attend(const LayerWeights& w, const ModelConfig& c, const AttentionPattern& pattern, int64_t n,
@@ -61,8 +66,8 @@ Doubles attend(const LayerWeights& w, const ModelConfig& c, const AttentionPatte
     Doubles& kbar = kept.emplace_back(zeros(segments * c.kv_size()));
     Doubles& vbar = kept.emplace_back(zeros(segments * c.kv_size()));
     const Doubles u = w.landmark_query.empty() ? zeros(c.kv_size()) : wide(w.landmark_query[strided]);
-    landmark_pool_reference(n, c.kv_heads, c.head_dim, band.stride, u.data(), raw_k.data(), v.data(), kbar.data(),
-                            vbar.data());
+    landmark_pool_reference(n, c.kv_heads, c.head_dim, band.stride, u.data(), raw_k.data(), v.data(),
+                            kbar.data(), vbar.data());
     rotary_reference(segments, c.kv_heads, c.head_dim, frequencies, static_cast<double>(band.stride - 1) / 2,
                      static_cast<double>(band.stride), kbar.data());
     bands.push_back({band, kbar.data(), vbar.data(), 0, segments});
@@ -111,7 +116,8 @@ std::vector<double> reference_hidden(const Weights& weights, const AttentionPatt
   const auto n = static_cast<int64_t>(tokens.size());
   Doubles x;
   for (const int32_t token : tokens)
-    x.insert(x.end(), weights.embedding.data() + token * c.hidden, weights.embedding.data() + (token + 1) * c.hidden);
+    x.insert(x.end(), weights.embedding.data() + token * c.hidden,
+             weights.embedding.data() + (token + 1) * c.hidden);
   for (const LayerWeights& layer : weights.layers) {
     add(x, attend(layer, c, pattern, n, x));
     add(x, mlp(layer, c, n, x));
@@ -133,11 +139,14 @@ Weights small_model(int64_t layers, int64_t heads, int64_t kv_heads, int64_t str
   std::normal_distribution<float> normal;
   for (LayerWeights& layer : weights.layers) {
     for (HostBuffer<float>* norm : {&layer.attention_norm, &layer.mlp_norm})
-      for (float& value : norm->span()) value = 1 + 0.2F * normal(generator);
-    for (float& value : layer.landmark_bias.span()) value = normal(generator);
+      for (float& value : norm->span())
+        value = 1 + 0.2F * normal(generator);
+    for (float& value : layer.landmark_bias.span())
+      value = normal(generator);
     for (int64_t band = 0; band < strided_bands; ++band) {
       HostBuffer<float>& query = layer.landmark_query.emplace_back(config.kv_size());
-      for (float& value : query.span()) value = normal(generator);
+      for (float& value : query.span())
+        value = normal(generator);
     }
   }
   return weights;
@@ -147,11 +156,16 @@ std::vector<int32_t> random_tokens(int64_t count, int64_t vocabulary, uint64_t s
   std::mt19937_64 generator(seed);
   std::uniform_int_distribution<int32_t> any(0, static_cast<int32_t>(vocabulary) - 1);
   std::vector<int32_t> tokens(static_cast<size_t>(count));
-  for (int32_t& token : tokens) token = any(generator);
+  for (int32_t& token : tokens)
+    token = any(generator);
   return tokens;
 }
 
-double relative_error(std::span<const float> a, std::span<const double> b) { return error(a, b); }
-double relative_error(std::span<const float> a, std::span<const float> b) { return error(a, b); }
+double relative_error(std::span<const float> a, std::span<const double> b) {
+  return error(a, b);
+}
+double relative_error(std::span<const float> a, std::span<const float> b) {
+  return error(a, b);
+}
 
 }  // namespace longhalo::test

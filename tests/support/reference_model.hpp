@@ -1,5 +1,5 @@
-// A whole model in fp64, built from the kernels' plain references and nothing else: one rank, the whole sequence, no
-// tiles, no halo, no context. The judge of prefill and decode.
+// A whole model in fp64, built from the kernels' plain references and nothing else: one rank, the whole
+// sequence, no tiles, no halo, no context. The judge of prefill and decode.
 #pragma once
 
 #include <cstdint>
