@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <utility>
+#include <vector>
 
 #include "device/host_buffer.hpp"
 #include "kernels/attention/attention.hpp"
@@ -125,9 +127,13 @@ void attention_forward(const Attention<float>& p) {
   const int64_t most_rows = (queries * group + block - 1) / block * block;
   const int64_t tiles = (p.queries + queries - 1) / queries;
   const int threads = static_cast<int>(std::min<int64_t>(omp_get_max_threads(), tiles * p.kv_heads));
+  // Made here and not inside: an exception (no memory left) must not leave a parallel region.
+  std::vector<Workspace> workspaces;
+  for (int i = 0; i < threads; ++i)
+    workspaces.emplace_back(p, most_rows, block);
 #pragma omp parallel num_threads(threads)
   {
-    Workspace work(p, most_rows, block);
+    Workspace& work = workspaces[static_cast<size_t>(omp_get_thread_num())];
 #pragma omp for schedule(dynamic, 1) collapse(2)
     for (int64_t t = 0; t < tiles; ++t) {
       for (int64_t h = 0; h < p.kv_heads; ++h) {

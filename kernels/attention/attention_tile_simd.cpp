@@ -6,7 +6,7 @@ namespace {
 
 // The inner loops keep kStep x kVectors accumulators: as many as the registers hold beside the operands.
 #if defined(__AVX512F__)
-constexpr int kStep = 8, kVectors = 3;
+constexpr int kStep = 8, kVectors = 2;
 #else
 constexpr int kStep = 4, kVectors = 3;
 #endif
