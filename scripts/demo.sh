@@ -24,19 +24,30 @@ show_results() {
   "$PYTHON" - "$RESULTS" <<'END'
 import json, sys, textwrap
 
-def short(value):
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 100 else text[:97] + "..."
-
 with open(sys.argv[1], encoding="utf-8") as file:
-    for line in file:
-        print()
-        for key, value in json.loads(line).items():
-            if isinstance(value, str) and len(value) > 90:
-                value = "\n" + textwrap.indent(textwrap.fill(value, 100), "      ")
-                print(f"  {key}:{value}")
-            else:
-                print(f"  {key}: {short(value)}")
+    records = [json.loads(line, parse_float=lambda number: float(f"{float(number):.4g}")) for line in file]
+for record in records:
+    print(f"\n{record['task']}  {record['document']}")
+    if record["task"] == "generate":
+        print(textwrap.fill(f"  Q: {record['query']}", 110, subsequent_indent="     "))
+        print(textwrap.fill(f"  A: {record['answer']}", 110, subsequent_indent="     "))
+    else:
+        shown = {k: v for k, v in record.items() if k not in ("task", "document", "query", "figures")}
+        print(textwrap.fill("  " + json.dumps(shown, ensure_ascii=False), 110, subsequent_indent="  "))
+
+def show(name, value, indent):
+    if not isinstance(value, dict):
+        print(f"{indent}{name}: {value}")
+    elif any(isinstance(part, dict) for part in value.values()):
+        print(f"{indent}{name}:")
+        for part in value.items():
+            show(*part, indent + "  ")
+    else:
+        print(f"{indent}{name}: " + ", ".join(f"{key} {part}" for key, part in value.items()))
+
+print(f"\nfigures of the last record, one of {len(records)}:")
+for figure in records[-1]["figures"].items():
+    show(*figure, "  ")
 END
 }
 
