@@ -55,7 +55,7 @@ as_root() {
 # Through sudo, .venv is made by and for the user who called, not root.
 as_owner() {
   if ((EUID == 0)) && [[ -n ${SUDO_USER:-} && $SUDO_USER != root ]]; then
-    sudo -u "$SUDO_USER" -- "$@"
+    sudo --preserve-env --set-home --user="$SUDO_USER" -- "$@"
   else
     "$@"
   fi
