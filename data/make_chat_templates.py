@@ -332,6 +332,8 @@ plain text, no tags
 {% macro m(a) %}{{ a }}{% endmacro %}{{ m(b=2) }}
 {% set g = 'global' %}{% macro m() %}{{ g }}{{ local is defined }}{% set g = 'inner' %}{{ g }}{% endmacro %}{% for i in [1] %}{% set local = 1 %}{{ m() }}{% endfor %}{{ g }}{% set g = 'later' %}{{ m() }}
 {% macro fact(n) %}{% if n <= 1 %}1{% else %}{{ n }}*{{ fact(n - 1) }}{% endif %}{% endmacro %}{{ fact(4) }}
+{% macro m(a, b=0, c=0) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(*[1, 2]) }} {{ m(1, **{'c': 3}) }} {{ m(*(1, 2), c=4) }} {% set calls = [m, m] %}{{ calls[1](5) }}
+{% macro m(a) %}{{ a }}{% endmacro %}{{ m(*[1, 2]) }}
 {{ raise_exception('stop here') }}
 {{ strftime_now('%Y-%m-%d %d %B %b %A %j %H:%M') }}
 a {# comment {{ 1 }} #} b {#- trimmed -#} c
@@ -339,6 +341,10 @@ a {# comment {{ 1 }} #} b {#- trimmed -#} c
 {{ '}}' }} {{ '%}' }} {{ {'a': {'b': 1}} }} {{ {'a': {'b': 1}}['a']['b'] }} {{ "{{" }} {{ '{%' }}
 {{- 1 -}}  x  {{- 2 }} {{ -1 }} {{ 1-1 }} {{ 3 -}} y
 {{ [1, 2, ] }} {{ (1, ) }} {{ {'a': 1, } }} {{ range(0, 2, ) | list }}
+{{ 0.0 % -1 }} {{ -6.0 % 3 }} {{ missing is callable }} {{ false | abs }} {{ 3.0 is odd }} {{ [1, 2] < [1, 3] }} {{ {1: 2, none: true} | tojson }} {{ 0 | select | list }} {{ missing | map('string') | list }}
+{{ missing | int }}
+{{ missing[1:] }}
+{{ [1] in {} }}
 {{ messages[0].role }} {{ messages[0]['role'] }} {{ messages.0.role }} {{ messages[-1]['content'] }} {{ (messages | last).role }} {{ messages[1:] | length }} {{ messages[0] == messages[2] }} {{ messages[0].get('name', 'no name') }} {{ messages[0].keys() | list }} {{ 'tool_calls' in messages[0] }}
 {{ bos_token }} {{ eos_token }} {{ pad_token }} {{ unk_token is defined }} {{ tools is none }} {{ documents is none }} {{ add_generation_prompt }}
 {{ (1, 2) == [1, 2] }} {{ [1, [2]] == [1, [2]] }} {{ {'a': 1, 'b': 2} == {'b': 2, 'a': 1} }} {{ (1, 2) == (1, 2) }} {{ none == none }} {{ none == false }}

@@ -85,7 +85,11 @@ Value on_real(std::string_view operation, double a, double b) {
   if (b == 0) throw ValueError("division by zero");
   if (operation == "/") return a / b;
   double remainder = std::fmod(a, b);
-  if (remainder != 0 && (remainder < 0) != (b < 0)) remainder += b;
+  if (remainder == 0) {
+    remainder = std::copysign(0.0, b);
+  } else if ((remainder < 0) != (b < 0)) {
+    remainder += b;
+  }
   return operation == "%" ? remainder : std::round((a - remainder) / b);
 }
 

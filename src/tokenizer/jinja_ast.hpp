@@ -24,7 +24,8 @@ struct Expression {
     kAttribute,    // children: object; name
     kItem,         // children: object, index
     kSlice,        // children: object, start, stop, step (each of the last three may be null)
-    kCall,         // children: callee, arguments...; keywords
+    kCall,         // children: callee, arguments...; keywords (without a name: a map of them)
+    kSpread,       // children: a list whose items are arguments of the call around it
     kFilter,       // children: value, arguments...; name, keywords
     kTest,         // children: value, arguments...; name
     kNot,          // children: operand

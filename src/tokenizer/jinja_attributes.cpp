@@ -127,8 +127,8 @@ Value get_item(const Value& value, const Value& index) {
 }
 
 Value get_slice(const Value& value, const Value& start, const Value& stop, const Value& step) {
+  if (value.is<Undefined>()) throw ValueError(text("'", value.undefined().name, "' is undefined"));
   if (!value.is_list() && !value.is<std::string>()) {
-    if (value.is<Undefined>()) throw ValueError(text("'", value.undefined().name, "' is undefined"));
     throw ValueError(text("a ", value.kind(), " cannot be sliced"));
   }
   const std::vector<Value> all = iterate(value);

@@ -293,8 +293,14 @@ class ExpressionParser {
         if (tokens_.accept_operator(")")) return;
       }
       is_first = false;
-      if (tokens_.is_operator("*") || tokens_.is_operator("**")) {
-        throw TemplateError(tokens_.line(), "arguments with * and ** are not supported");
+      const int line = tokens_.line();
+      if (tokens_.accept_operator("*")) {
+        call.children.push_back(make_with(Kind::kSpread, line, parse_conditional()));
+        continue;
+      }
+      if (tokens_.accept_operator("**")) {
+        call.keywords.emplace_back("", parse_conditional());
+        continue;
       }
       ExpressionPtr argument = parse_conditional();
       if (argument->kind == Kind::kName && tokens_.accept_operator("=")) {

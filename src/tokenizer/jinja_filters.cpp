@@ -59,6 +59,7 @@ std::optional<int64_t> truncated(double value) {
 
 Value to_whole(const Value& value, const Arguments& arguments) {
   arguments.check("int", {"default"});
+  if (value.is<Undefined>()) throw ValueError(text("'", value.undefined().name, "' is undefined"));
   std::optional<int64_t> number;
   if (value.is_whole()) number = value.whole();
   if (value.is<double>()) number = truncated(value.real());
@@ -71,6 +72,7 @@ Value to_whole(const Value& value, const Arguments& arguments) {
 
 Value to_real(const Value& value, const Arguments& arguments) {
   arguments.check("float", {"default"});
+  if (value.is<Undefined>()) throw ValueError(text("'", value.undefined().name, "' is undefined"));
   if (value.is_number()) return value.real();
   const auto number = value.is<std::string>() ? parsed_real(value.string()) : std::nullopt;
   return number ? Value(*number) : arguments.get(0, "default", 0.0);
@@ -112,6 +114,11 @@ Value join(const Value& value, const Arguments& arguments) {
   return joined;
 }
 
+/// What select, reject and map visit: as in Jinja nothing of what counts as false, whatever it is.
+std::vector<Value> iterate_unless_false(const Value& value) {
+  return value.truth() ? iterate(value) : std::vector<Value>();
+}
+
 enum class Keep { kPassing, kFailing };
 
 bool keeps(const Value& tested, const Arguments& arguments, size_t test_at, Keep keep) {
@@ -135,7 +142,7 @@ Value select(const std::string& name, const Value& value, const Arguments& argum
     throw ValueError(text(name, " lacks the attribute's name"));
   const Keep keep = name.starts_with("select") ? Keep::kPassing : Keep::kFailing;
   List kept;
-  for (const Value& item : iterate(value)) {
+  for (const Value& item : iterate_unless_false(value)) {
     const Value tested = by_attribute ? get_path(item, arguments.positional[0]) : item;
     if (keeps(tested, arguments, by_attribute ? 1 : 0, keep)) kept.items.push_back(item);
   }
@@ -149,7 +156,7 @@ Value map(const Value& value, const Arguments& arguments) {
     const Value* attribute = arguments.find(0, "attribute");
     if (attribute == nullptr) throw ValueError("map lacks a filter's name or an attribute");
     const Value otherwise = arguments.get(1, "default", Undefined{"default"});
-    for (const Value& item : iterate(value)) {
+    for (const Value& item : iterate_unless_false(value)) {
       const Value found = get_path(item, *attribute);
       mapped.items.push_back(found.is<Undefined>() && !otherwise.is<Undefined>() ? otherwise : found);
     }
@@ -157,7 +164,7 @@ Value map(const Value& value, const Arguments& arguments) {
   }
   if (!arguments.positional[0].is<std::string>()) throw ValueError("map takes a filter's name");
   Arguments rest{{arguments.positional.begin() + 1, arguments.positional.end()}, arguments.keywords};
-  for (const Value& item : iterate(value)) {
+  for (const Value& item : iterate_unless_false(value)) {
     mapped.items.push_back(apply_filter(arguments.positional[0].string(), item, rest));
   }
   return mapped;
@@ -196,7 +203,7 @@ Value reversed(const Value& value) {
 Value absolute(const Value& value) {
   if (value.is<double>()) return std::fabs(value.real());
   if (!value.is_whole()) throw ValueError(text("abs takes a number, not ", value.kind()));
-  return value.whole() < 0 ? negated(value) : value;
+  return value.whole() < 0 ? negated(value) : Value(value.whole());
 }
 
 }  // namespace
@@ -290,9 +297,11 @@ bool apply_test(const std::string& name, const Value& value, const Arguments& ar
   if (name == "boolean") return value.is<bool>();
   if (name == "true") return value.is<bool>() && value.truth();
   if (name == "false") return value.is<bool>() && !value.truth();
-  if (name == "callable") return value.is<Callable>();
+  if (name == "callable") return value.is<Callable>() || value.is<Undefined>();  // as in Jinja
   if (name == "odd" || name == "even") {
-    if (!value.is_whole()) throw ValueError(text(name, " takes a whole number, not ", value.kind()));
+    if (!value.is_number()) throw ValueError(text(name, " takes a number, not ", value.kind()));
+    const double rest = std::fabs(std::fmod(value.real(), 2));
+    if (!value.is_whole()) return rest == (name == "odd" ? 1 : 0);
     return (value.whole() % 2 != 0) == (name == "odd");
   }
   throw ValueError(text("the test '", name, "' is not supported"));

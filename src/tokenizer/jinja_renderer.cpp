@@ -10,7 +10,8 @@ namespace longhalo::jinja {
 namespace {
 
 constexpr int64_t kMostSteps = 2'000'000;
-constexpr int kDeepest = 1000;  // expressions and statements within one another; bounds the stack
+constexpr int64_t kStepsOfRound = 10;  // what making "loop" for a round of a loop counts
+constexpr int kDeepest = 1000;         // expressions and statements within one another; bounds the stack
 
 /// Variables of one scope; a name that is not here is sought in the scope around it.
 struct Scope {
@@ -157,6 +158,7 @@ class Renderer {
     bool completes_a_round = false;
     for (size_t i = 0; i < items.size(); ++i) {
       Scope inside{&scope, {}};
+      steps_ += kStepsOfRound;
       inside.variables["loop"] = loop_state(items, i);
       assign(loop.targets, items[i], inside);
       const Flow flow = run_body(loop.body, inside, out);
@@ -230,6 +232,8 @@ class Renderer {
         return apply_filter(node.name, child(0), arguments_of(node, scope));
       case Kind::kTest:
         return apply_test(node.name, child(0), arguments_of(node, scope));
+      case Kind::kSpread:
+        break;  // arguments_of() takes these apart
       case Kind::kNot:
         return !child(0).truth();
       case Kind::kNegate:
@@ -281,10 +285,26 @@ class Renderer {
 
   Arguments arguments_of(const Expression& node, const Scope& scope) {
     Arguments arguments;
-    for (size_t i = 1; i < node.children.size(); ++i)
-      arguments.positional.push_back(evaluate(*node.children[i], scope));
-    for (const auto& [name, value] : node.keywords)
-      arguments.keywords.emplace_back(name, evaluate(*value, scope));
+    for (size_t i = 1; i < node.children.size(); ++i) {
+      const Expression& argument = *node.children[i];
+      if (argument.kind == Expression::Kind::kSpread) {
+        for (Value& item : iterate(evaluate(*argument.children[0], scope))) {
+          arguments.positional.push_back(std::move(item));
+        }
+      } else {
+        arguments.positional.push_back(evaluate(argument, scope));
+      }
+    }
+    for (const auto& [name, expression] : node.keywords) {
+      Value value = evaluate(*expression, scope);
+      if (!name.empty()) {
+        arguments.keywords.emplace_back(name, std::move(value));
+        continue;
+      }
+      if (!value.is_dict()) throw ValueError(text("** takes a map, not ", value.kind()));
+      for (const auto& [key, entry] : value.dict().entries)
+        arguments.keywords.emplace_back(key.str(), entry);
+    }
     return arguments;
   }
 

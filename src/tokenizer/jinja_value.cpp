@@ -65,8 +65,7 @@ class JsonWriter {
       }
       std::string out;
       for (const auto& [key, entry] : entries) {
-        if (!key.is<std::string>()) throw ValueError("tojson takes maps whose keys are text only");
-        add(out, text(json_string(key.string(), style_.ascii_only), colon_, write(entry, depth + 1)), depth);
+        add(out, text(json_string(key_text(key), style_.ascii_only), colon_, write(entry, depth + 1)), depth);
       }
       return wrapped("{", out, "}", depth);
     }
@@ -78,6 +77,12 @@ class JsonWriter {
     if (std::isnan(value)) return "NaN";
     if (std::isinf(value)) return value < 0 ? "-Infinity" : "Infinity";
     return float_repr(value);
+  }
+  /// JSON's keys are texts; numbers, booleans and none become theirs.
+  std::string key_text(const Value& key) {
+    if (key.is<std::string>()) return key.string();
+    if (key.is_number() || key.is<None>()) return write(key, 0);
+    throw ValueError(text("tojson cannot write a map with a ", key.kind(), " as a key"));
   }
   std::string new_line(int depth) const {
     if (style_.indent < 0) return "";
@@ -178,6 +183,14 @@ int compare(const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) return a.real() < b.real() ? -1 : a.real() > b.real() ? 1 : 0;
   // The bytes of UTF-8 are in the order of the code points.
   if (a.is<std::string>() && b.is<std::string>()) return a.string().compare(b.string());
+  if (a.is_list() && b.is_list() && a.list().is_tuple == b.list().is_tuple) {
+    const std::vector<Value>& left = a.list().items;
+    const std::vector<Value>& right = b.list().items;
+    for (size_t i = 0; i < std::min(left.size(), right.size()); ++i) {
+      if (!(left[i] == right[i])) return compare(left[i], right[i]);
+    }
+    return left.size() < right.size() ? -1 : left.size() > right.size() ? 1 : 0;
+  }
   throw ValueError(text("a ", a.kind(), " and a ", b.kind(), " cannot be compared"));
 }
 
@@ -211,7 +224,12 @@ bool contains(const Value& container, const Value& item) {
     if (!item.is<std::string>()) throw ValueError(text("a ", item.kind(), " cannot be sought in a text"));
     return container.string().find(item.string()) != std::string::npos;
   }
-  if (container.is_dict()) return container.dict().find(item) != nullptr;
+  if (container.is_dict()) {
+    if (item.is_dict() || (item.is_list() && !item.list().is_tuple)) {
+      throw ValueError(text("a ", item.kind(), " is no key of a map"));
+    }
+    return container.dict().find(item) != nullptr;
+  }
   const std::vector<Value> items = iterate(container);
   return std::find(items.begin(), items.end(), item) != items.end();
 }

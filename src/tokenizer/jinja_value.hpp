@@ -110,7 +110,7 @@ class Value {
 
 bool operator==(const Value& a, const Value& b);
 
-/// Negative, zero or positive. Throws ValueError for values that Python does not order, and for lists.
+/// Negative, zero or positive. Throws ValueError for values that Python does not order.
 int compare(const Value& a, const Value& b);
 
 /// len(); throws ValueError where there is none.
