@@ -7,7 +7,7 @@
 #include "storage/checksum.hpp"
 #include "storage/hdf5.hpp"
 #include "storage/hdf5_error.hpp"
-#include "storage/safetensors.hpp"
+#include "storage/shape_text.hpp"
 
 namespace longhalo {
 namespace {

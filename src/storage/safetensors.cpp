@@ -189,13 +189,6 @@ int64_t TensorView::elements() const {
   return static_cast<int64_t>(bytes.size()) / dtype_bytes(dtype);
 }
 
-std::string shape_text(std::span<const int64_t> shape) {
-  std::string result = "[";
-  for (size_t i = 0; i < shape.size(); ++i)
-    result += text(i == 0 ? "" : ", ", shape[i]);
-  return result + "]";
-}
-
 void drop_pages(const TensorView& tensor) {
   if (tensor.bytes.empty()) return;
   // Whole pages, neighbours' edges included: the mapping is read-only, so nothing can be lost.

@@ -16,6 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "storage/shape_text.hpp"
+
 namespace longhalo {
 
 enum class Dtype {
@@ -50,9 +52,6 @@ struct TensorView {
 
   int64_t elements() const;
 };
-
-/// Text of a shape for messages: "[49152, 576]".
-std::string shape_text(std::span<const int64_t> shape);
 
 /// Writes the tensor as fp32 into `out`, whose size must be elements(). Exact for F32, BF16 and F16,
 /// subnormals, infinities and NaN included. Throws UserError for any other dtype.

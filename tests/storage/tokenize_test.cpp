@@ -1,0 +1,143 @@
+// `longhalo tokenize` as a whole, with a byte-level tokenizer made here: text -> token file -> the same text.
+#include "app/tokenize.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "dataset/token_file.hpp"
+#include "scratch.hpp"
+#include "storage/sha256.hpp"
+
+namespace longhalo {
+namespace {
+
+using namespace testing;
+using nlohmann::json;
+
+std::string utf8(uint32_t code) {
+  if (code < 0x80) return {static_cast<char>(code)};
+  return {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
+}
+
+// GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for the code points from 256 on.
+void write_byte_level_tokenizer(const std::filesystem::path& directory) {
+  std::filesystem::create_directories(directory);
+  json vocabulary = json::object();
+  uint32_t next = 256;
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    const bool printable = (byte > 0x20 && byte < 0x7f) || (byte > 0xa0 && byte != 0xad);
+    vocabulary[utf8(printable ? byte : next++)] = byte;
+  }
+  vocabulary["he"] = 256;
+  vocabulary["the"] = 257;
+  const json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  const json tokenizer = {{"version", "1.0"},
+                          {"added_tokens", json::array()},
+                          {"normalizer", nullptr},
+                          {"pre_tokenizer", byte_level},
+                          {"post_processor", nullptr},
+                          {"decoder", byte_level},
+                          {"model",
+                           {{"type", "BPE"},
+                            {"dropout", nullptr},
+                            {"unk_token", nullptr},
+                            {"vocab", vocabulary},
+                            {"merges", {"h e", "t he"}}}}};
+  write_text(directory / "tokenizer.json", tokenizer.dump());
+}
+
+class TokenizeTest : public ::testing::Test {
+ protected:
+  TokenizeTest() {
+    write_byte_level_tokenizer(folder_ / "model");
+    write_text(folder_ / "a.txt", "the theme\r\n \xe2\x98\x83\xff end");
+    std::filesystem::create_directory(folder_ / "sub");
+    write_text(folder_ / "sub/a.txt", "other");
+    options_.model = (folder_ / "model").string();
+    options_.output = (folder_ / "tokens.h5").string();
+    options_.inputs = {(folder_ / "a.txt").string(), (folder_ / "sub/a.txt").string()};
+    options_.progress.style = ProgressStyle::kOff;
+  }
+  TokenizeOptions decoding() const {
+    TokenizeOptions options = options_;
+    options.inputs.clear();
+    options.decode = options_.output;
+    options.output = (folder_ / "texts").string();
+    return options;
+  }
+  ScratchFolder folder_;
+  TokenizeOptions options_;
+};
+
+TEST_F(TokenizeTest, ThereAndBack) {
+  run_tokenize(options_);
+  const TokenFile tokens(options_.output);
+  EXPECT_EQ(tokens.documents(), 2);
+  EXPECT_EQ(tokens.document_name(1), options_.inputs[1]);
+  EXPECT_EQ(tokens.info().tokenizer, "model/tokenizer.json");
+  EXPECT_EQ(tokens.info().tokenizer_sha256, sha256_of_file(folder_ / "model/tokenizer.json"));
+  EXPECT_EQ(tokens.info().vocabulary_size, 258);
+  EXPECT_EQ(tokens.read(0).front(), 257) << "'the' is one token";
+  run_tokenize(decoding());
+  EXPECT_EQ(read_text(folder_ / "texts/a.txt"), read_text(folder_ / "a.txt"));
+  EXPECT_EQ(read_text(folder_ / "texts/1_a.txt"), "other") << "equal names are kept apart";
+  EXPECT_EQ(count_files(folder_ / "texts"), 2);
+}
+
+TEST_F(TokenizeTest, ReplacesOnlyWhenAsked) {
+  write_text(options_.output, "old");
+  expect_user_error([&] { run_tokenize(options_); }, {"exists already", options_.output});
+  EXPECT_EQ(read_text(options_.output), "old");
+  options_.if_exists = IfOutputExists::kReplace;
+  run_tokenize(options_);
+  TokenizeOptions back = decoding();
+  std::filesystem::create_directory(back.output);
+  write_text(folder_ / "texts/1_a.txt", "old");
+  back.if_exists = IfOutputExists::kError;
+  expect_user_error([&] { run_tokenize(back); }, {"exists already", "1_a.txt"});
+  EXPECT_EQ(count_files(folder_ / "texts"), 1);
+  back.if_exists = IfOutputExists::kReplace;
+  run_tokenize(back);
+  EXPECT_EQ(read_text(folder_ / "texts/1_a.txt"), "other");
+}
+
+TEST_F(TokenizeTest, FaultsLeaveNothingBehind) {
+  const auto refuse = [&](const TokenizeOptions& options, std::initializer_list<std::string_view> words) {
+    const int before = count_files(folder_.path());
+    expect_user_error([&] { run_tokenize(options); }, words);
+    EXPECT_EQ(count_files(folder_.path()), before);
+  };
+  TokenizeOptions options = options_;
+  write_text(folder_ / "nul.txt", std::string("a\0b", 3));
+  options.inputs.push_back((folder_ / "nul.txt").string());
+  refuse(options, {"NUL byte", "nul.txt:1"});
+  options.inputs.back() = (folder_ / "absent.txt").string();
+  refuse(options, {"No such file", "absent.txt"});
+  options.inputs.clear();
+  refuse(options, {"either text files", "--decode"});
+  options = options_;
+  options.decode = options.output;
+  refuse(options, {"either text files"});
+  options = options_;
+  options.output = folder_.path().string();
+  refuse(options, {"is a folder"});
+  options.output = (folder_ / "absent/tokens.h5").string();
+  refuse(options, {"No such file", "absent"});
+  options = options_;
+  options.model = (folder_ / "nowhere").string();
+  refuse(options, {"nowhere"});
+}
+
+TEST_F(TokenizeTest, RefusesTokensOfAnotherTokenizer) {
+  run_tokenize(options_);
+  std::ofstream(folder_ / "model/tokenizer.json", std::ios::app) << "\n";
+  expect_user_error([&] { run_tokenize(decoding()); },
+                    {"another tokenizer", "model/tokenizer.json", "sha256"});
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "texts"));
+}
+
+}  // namespace
+}  // namespace longhalo
