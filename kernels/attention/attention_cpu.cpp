@@ -30,9 +30,9 @@ int64_t queries_a_tile(const Problem& p, int64_t row_block) {
 struct Workspace {
   Workspace(const Problem& p, int64_t rows, int64_t row_block)
       : floats(
-            2 * rows * p.head_dim + 3 * rows + (2 * kKeyTile + 8) * p.head_dim + (kKeyTile + 8) * row_block,
+            2 * rows * p.head_dim + 3 * rows + p.head_dim * (2 * kKeyTile + 8) + row_block * (kKeyTile + 8),
             "an attention tile"),
-        ranges(2 * kMaxBands * rows, "an attention tile's key ranges") {
+        ranges(2 * rows * kMaxBands, "an attention tile's key ranges") {
     float* at = floats.data();
     const auto take = [&at](int64_t count) { return std::exchange(at, at + count); };
     scratch.q = take(rows * p.head_dim);
@@ -80,7 +80,7 @@ void load_queries(const Problem& p, const TileRows& rows, Workspace& work) {
 TileBand load_band(const Problem& p, const BandKeys<float>& keys, const TileRows& rows, int index,
                    Workspace& work) {
   const int64_t group = p.heads / p.kv_heads;
-  int64_t* begin = work.ranges.data() + 2 * index * rows.padded;
+  int64_t* begin = work.ranges.data() + 2 * rows.padded * index;
   int64_t* end = begin + rows.padded;
   for (int64_t r = 0; r < rows.padded; ++r) {
     const int64_t query = rows.first_query + std::min(r, rows.used - 1) / group;

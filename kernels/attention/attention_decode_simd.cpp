@@ -4,7 +4,8 @@
 namespace longhalo::LONGHALO_ISA {
 namespace {
 
-constexpr int kColumns = 4;  // vectors of the head dimension that a pass over the values keeps in registers
+constexpr int64_t kColumns =
+    4;  // vectors of the head dimension that a pass over the values keeps in registers
 
 int64_t clamp(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;

@@ -13,8 +13,8 @@
 
 namespace longhalo {
 
-inline constexpr int kKeyTile = 128;     // keys whose scores are alive at once
-inline constexpr int kMaxRowBlock = 64;  // rows that one pass of the inner loops takes, at most
+inline constexpr int64_t kKeyTile = 128;     // keys whose scores are alive at once
+inline constexpr int64_t kMaxRowBlock = 64;  // rows that one pass of the inner loops takes, at most
 
 /// Keys and values of one band for this tile's KV head; row r starts at k + r * stride.
 struct TileBand {

@@ -6,11 +6,11 @@ namespace {
 
 // The inner loops keep kStep x kVectors accumulators: as many as the registers hold beside the operands.
 #if defined(__AVX512F__)
-constexpr int kStep = 8, kVectors = 2;
+constexpr int64_t kStep = 8, kVectors = 2;
 #else
-constexpr int kStep = 4, kVectors = 3;
+constexpr int64_t kStep = 4, kVectors = 3;
 #endif
-constexpr int kBlock = kVectors * kLanes;
+constexpr int64_t kBlock = kVectors * kLanes;
 static_assert(kBlock <= kMaxRowBlock && kStep <= 8);
 
 struct Accumulators {

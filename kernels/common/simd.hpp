@@ -14,11 +14,11 @@ namespace longhalo::LONGHALO_ISA {
 #define LONGHALO_INLINE static inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
-inline constexpr int kLanes = 16;
+inline constexpr int64_t kLanes = 16;
 #elif defined(__AVX2__)
-inline constexpr int kLanes = 8;
+inline constexpr int64_t kLanes = 8;
 #else
-inline constexpr int kLanes = 4;
+inline constexpr int64_t kLanes = 4;
 #endif
 
 typedef float Float __attribute__((vector_size(kLanes * 4)));
@@ -52,6 +52,11 @@ LONGHALO_INLINE Float max(Float a, Float b) {
 #else
   return a > b ? a : b;
 #endif
+}
+
+LONGHALO_INLINE Int is_nan(Float x) {
+  const Float same = x;
+  return x != same;
 }
 
 /// The first `count` lanes of an array's end (all of them when there are more); the others are 0 and not

@@ -12,13 +12,13 @@ float largest(int64_t count, const float* x) {
   for (; c + kLanes <= count; c += kLanes) {
     const Float part = load(x + c);
     top = max(top, part);
-    nan |= part != part;
+    nan |= is_nan(part);
   }
   float best = max_lanes(top);
   bool found_nan = any(nan);
   for (; c < count; ++c) {
     best = x[c] > best ? x[c] : best;
-    found_nan |= x[c] != x[c];
+    found_nan |= __builtin_isnan(x[c]) != 0;
   }
   return found_nan ? __builtin_nanf("") : best;
 }

@@ -7,7 +7,7 @@
 
 namespace longhalo {
 
-inline constexpr int kMaxGemvRows = 4;
+inline constexpr int64_t kMaxGemvRows = 4;
 
 struct GemvKernels {
   /// c[i * out + o] (+)= a[i, :] . w[o, :] for i < m <= kMaxGemvRows and o in [begin, end); each weight is
