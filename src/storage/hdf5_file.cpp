@@ -210,7 +210,7 @@ std::string Hdf5File::string_attribute(const std::string& key) const {
   if (H5Tis_variable_str(type.get()) > 0) {
     char* value = nullptr;
     if (H5Aread(attribute.get(), type.get(), &value) < 0) throw_hdf5_read_error("read it", where);
-    const std::string result = value == nullptr ? "" : value;
+    std::string result = value == nullptr ? "" : value;
     H5free_memory(value);
     return result;
   }

@@ -165,7 +165,8 @@ TEST_F(ProgressTest, ThreadsLoseNothingAndOffSaysNothing) {
 TEST(ProgressText, SaysRateAndTimeLeft) {
   EXPECT_EQ(progress_text("p", 500'000, 1'000'000, ProgressUnit::kTokens, 10, false),
             "p 50% 500k/1.00M tokens, 50.0k tokens/s, 10.0s left");
-  EXPECT_EQ(progress_text("p", 1, 3, ProgressUnit::kItems, 60, true), "p 33% 1/3 items, 0.017 items/s, 1m00s");
+  EXPECT_EQ(progress_text("p", 1, 3, ProgressUnit::kItems, 60, true),
+            "p 33% 1/3 items, 0.017 items/s, 1m00s");
   EXPECT_EQ(progress_text("p", 5, -1, ProgressUnit::kBytes, 2, false), "p 5B, 2.5B/s");
   EXPECT_EQ(progress_text("p", 0, 0, ProgressUnit::kItems, 0, true), "p 0/0 items, 0.0s");
   EXPECT_EQ(quantity_text(999.6e3, ProgressUnit::kBytes), "1.00MB");
