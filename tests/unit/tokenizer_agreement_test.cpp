@@ -131,5 +131,32 @@ TEST_F(TokenizerAgreement, EveryTextHasThePackagesIds) {
   }
 }
 
+// Timed, not judged: this is the benchmark that prints the speed of a long document.
+TEST_F(TokenizerAgreement, DocumentOfAMillionTokens) {
+  constexpr size_t kTokens = 1'000'000;
+  const auto& reference = test::reference();
+  std::string document;
+  for (const std::string& text : reference.texts)
+    document += text;
+  for (const char* name :
+       {"gpt2", "smollm2", "llama3", "qwen2", "smollm2-135m-instruct", "sentencepiece_bpe"}) {
+    if (!std::filesystem::exists(reference.folder / name))
+      continue;  // the real model may not have been fetched
+    const auto tokenizer = Tokenizer::load(reference.folder / name);
+    std::string text = document;
+    std::vector<int32_t> ids = tokenizer->encode(text, SpecialTokens::kAsText);
+    while (ids.size() < kTokens) {
+      text += document;
+      const std::clock_t start = std::clock();
+      int reports = 0;
+      ids = tokenizer->encode(text, SpecialTokens::kAsText, [&](int64_t, int64_t) { ++reports; });
+      const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+      EXPECT_GT(reports, static_cast<int>(text.size() >> 20));
+      std::cout << name << ": " << ids.size() << " tokens, " << text.size() << " bytes, " << seconds << " s, "
+                << static_cast<double>(text.size()) / seconds / 1e6 << " MB/s of processor time\n";
+    }
+  }
+}
+
 }  // namespace
 }  // namespace longhalo
