@@ -131,29 +131,34 @@ TEST_F(TokenizerAgreement, EveryTextHasThePackagesIds) {
   }
 }
 
-// Timed, not judged: this is the benchmark that prints the speed of a long document.
+// The time is printed, not judged; that the document comes back and progress is told is judged.
 TEST_F(TokenizerAgreement, DocumentOfAMillionTokens) {
   constexpr size_t kTokens = 1'000'000;
   const auto& reference = test::reference();
   std::string document;
   for (const std::string& text : reference.texts)
     document += text;
-  for (const char* name :
-       {"gpt2", "smollm2", "llama3", "qwen2", "smollm2-135m-instruct", "sentencepiece_bpe"}) {
+  for (const char* name : {"gpt2", "smollm2", "llama3", "smollm2-135m-instruct"}) {
     if (!std::filesystem::exists(reference.folder / name))
       continue;  // the real model may not have been fetched
     const auto tokenizer = Tokenizer::load(reference.folder / name);
-    std::string text = document;
-    std::vector<int32_t> ids = tokenizer->encode(text, SpecialTokens::kAsText);
+    std::string text;
+    std::vector<int32_t> ids;
+    int reports = 0;
+    double seconds = 0;
     while (ids.size() < kTokens) {
       text += document;
+      reports = 0;
       const std::clock_t start = std::clock();
-      int reports = 0;
       ids = tokenizer->encode(text, SpecialTokens::kAsText, [&](int64_t, int64_t) { ++reports; });
-      const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-      EXPECT_GT(reports, static_cast<int>(text.size() >> 20));
-      std::cout << name << ": " << ids.size() << " tokens, " << text.size() << " bytes, " << seconds << " s, "
-                << static_cast<double>(text.size()) / seconds / 1e6 << " MB/s of processor time\n";
+      seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+    }
+    std::cout << name << ": " << ids.size() << " tokens, " << text.size() << " bytes, " << seconds << " s, "
+              << static_cast<double>(text.size()) / seconds / 1e6 << " MB/s of processor time\n";
+    EXPECT_GE(reports, 2) << name;
+    const bool all_bytes_have_tokens = name != std::string_view("smollm2-135m-instruct");
+    if (all_bytes_have_tokens) {
+      EXPECT_TRUE(tokenizer->decode(ids) == text) << name;
     }
   }
 }

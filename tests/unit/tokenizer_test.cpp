@@ -102,8 +102,8 @@ TEST(Tokenizer, RunsOfTenMegabytes) {
     EXPECT_EQ(ids.size(), expected_ids) << kind << " '" << text.front() << "'";
     EXPECT_TRUE(tokenizer->decode(ids) == text) << kind << " '" << text.front() << "'";
   };
-  // The last space belongs to the word: 9,999,999 spaces are 2,499,999 fours, a two and a one; then ' ' and
-  // 'x'.
+  // The last space belongs to the word; of the spaces before it, three are no whole four: a two and a one.
+  // Then ' ' and 'x'.
   constexpr size_t kSpacesThenWord = kRun_bytes / 4 - 1 + 4;
   check_run("smollm2", std::string(kRun_bytes, ' ') + "x", kSpacesThenWord);
   check_run("llama3", std::string(kRun_bytes, ' ') + "x", kSpacesThenWord);
