@@ -330,6 +330,7 @@ plain text, no tags
 {% macro m(a, b=2, c='x' ~ b) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(1) }} {{ m(1, 3) }} {{ m(1, c=5) }} {{ m(b=1, a=0) }} {{ m() }} {{ m(1) | upper }} {{ m(1) is string }}
 {% macro m(a) %}{{ a }}{% endmacro %}{{ m(1, 2) }}
 {% macro m(a) %}{{ a }}{% endmacro %}{{ m(b=2) }}
+{% macro m(a) %}{{ a }}{% endmacro %}{{ m(1, a=2) }}
 {% set g = 'global' %}{% macro m() %}{{ g }}{{ local is defined }}{% set g = 'inner' %}{{ g }}{% endmacro %}{% for i in [1] %}{% set local = 1 %}{{ m() }}{% endfor %}{{ g }}{% set g = 'later' %}{{ m() }}
 {% macro fact(n) %}{% if n <= 1 %}1{% else %}{{ n }}*{{ fact(n - 1) }}{% endif %}{% endmacro %}{{ fact(4) }}
 {% macro m(a, b=0, c=0) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(*[1, 2]) }} {{ m(1, **{'c': 3}) }} {{ m(*(1, 2), c=4) }} {% set calls = [m, m] %}{{ calls[1](5) }}

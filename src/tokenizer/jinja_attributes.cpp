@@ -55,7 +55,8 @@ const Value& Arguments::first() const {
 
 Value Arguments::get(size_t index, std::string_view name, Value otherwise) const {
   const Value* found = find(index, name);
-  return found == nullptr ? std::move(otherwise) : *found;
+  if (found == nullptr) return otherwise;
+  return *found;
 }
 
 std::string Arguments::get_text(size_t index, std::string_view name, std::string_view otherwise) const {

@@ -330,10 +330,15 @@ class Renderer {
                             " arguments, not ", arguments.positional.size()));
     }
     Scope inside{&globals_, {}};
-    for (const auto& [keyword, value] : arguments.keywords) {
-      const auto is_it = [&](const auto& parameter) { return parameter.first == keyword; };
-      if (std::none_of(macro.parameters.begin(), macro.parameters.end(), is_it)) {
-        throw ValueError(text("the macro '", macro.text, "' has no parameter '", keyword, "'"));
+    for (const auto& argument : arguments.keywords) {
+      const auto found =
+          std::find_if(macro.parameters.begin(), macro.parameters.end(),
+                       [&](const auto& parameter) { return parameter.first == argument.first; });
+      if (found == macro.parameters.end()) {
+        throw ValueError(text("the macro '", macro.text, "' has no parameter '", argument.first, "'"));
+      }
+      if (found - macro.parameters.begin() < static_cast<std::ptrdiff_t>(arguments.positional.size())) {
+        throw ValueError(text("the macro '", macro.text, "' is given '", argument.first, "' twice"));
       }
     }
     for (size_t i = 0; i < macro.parameters.size(); ++i) {

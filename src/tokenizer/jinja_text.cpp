@@ -105,7 +105,7 @@ std::string float_repr(double value) {
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
   char buffer[64];
   const auto scientific = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific);
-  const std::string digits(buffer, scientific.ptr);
+  std::string digits(buffer, scientific.ptr);
   const int exponent = std::atoi(digits.c_str() + digits.find('e') + 1);
   // Python switches to an exponent below 1e-4 and from 1e16 on.
   if (exponent < -4 || exponent >= 16) return digits;
@@ -157,19 +157,16 @@ std::string json_string(std::string_view text, bool ascii_only) {
       out += "\\b";
     } else if (c == '\f') {
       out += "\\f";
-    } else if (c < 0x20) {
+    } else if (c < 0x20 || (ascii_only && c >= 0x80 && c < 0x10000)) {
       out += "\\u";
       out += hex(c, 4);
-    } else if (c < 0x80 || !ascii_only) {
-      out += character;
-    } else if (c < 0x10000) {
-      out += "\\u";
-      out += hex(c, 4);
-    } else {
+    } else if (ascii_only && c >= 0x10000) {
       out += "\\u";
       out += hex(0xD800 + ((c - 0x10000) >> 10), 4);
       out += "\\u";
       out += hex(0xDC00 + ((c - 0x10000) & 0x3FF), 4);
+    } else {
+      out += character;
     }
   }
   return out + '"';

@@ -61,6 +61,8 @@ class Value {
   using Storage = std::variant<Undefined, None, bool, int64_t, double, std::string, std::shared_ptr<List>,
                                std::shared_ptr<Dict>, std::shared_ptr<Namespace>, Callable>;
 
+  // A Value is made from whatever it holds without further ado, as in the language it stands for.
+  // NOLINTBEGIN(google-explicit-constructor)
   Value() : storage_(Undefined{}) {}
   Value(Undefined undefined) : storage_(std::move(undefined)) {}
   Value(None none) : storage_(none) {}
@@ -74,6 +76,7 @@ class Value {
   Value(Dict dict) : storage_(std::make_shared<Dict>(std::move(dict))) {}
   Value(Namespace space) : storage_(std::make_shared<Namespace>(std::move(space))) {}
   Value(Callable callable) : storage_(std::move(callable)) {}
+  // NOLINTEND(google-explicit-constructor)
 
   template <class T>
   bool is() const {
