@@ -18,6 +18,7 @@ namespace {
 
 constexpr const char* kFetchAgain = "fetch the file again from where the model came from";
 constexpr std::string_view kSpace = "\u2581";  // what the library writes for a space
+constexpr std::string_view kMark = "\x01";     // encoded before a text to keep its start from being one
 constexpr size_t kReportEvery_bytes = size_t{1} << 18;
 constexpr int64_t kLargestId = int64_t{1} << 24;
 
@@ -88,8 +89,8 @@ class SentencePieceTokenizer final : public Tokenizer {
                       kFetchAgain);
     }
     added_ = std::make_unique<AddedTokens>(collect_added_tokens(file.parent_path()), nullptr);
-    read_affixes(file.parent_path() / "tokenizer_config.json");
     spec_ = read_sentencepiece_spec(model);
+    read_config(file.parent_path() / "tokenizer_config.json");
     by_words_ = words_are_independent();
   }
 
@@ -103,9 +104,11 @@ class SentencePieceTokenizer final : public Tokenizer {
 
  private:
   std::vector<AddedToken> collect_added_tokens(const std::filesystem::path& directory);
-  void read_affixes(const std::filesystem::path& config_file);
+  void read_config(const std::filesystem::path& config_file);
+  void check_mark(const JsonCursor& config) const;
   bool words_are_independent() const;
   std::vector<int> encode_by_library(std::string_view text) const;
+  void encode_continuation(std::string_view text, std::vector<int32_t>& ids) const;
   void encode_words(std::string_view text, bool is_start, WordCache& words, std::vector<int32_t>& ids) const;
   void decode_plain(std::vector<int>& ids, std::string& bytes) const;
 
@@ -118,6 +121,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   int64_t vocabulary_size_ = 0;
   SentencePieceSpec spec_;
   bool by_words_ = false;
+  bool space_after_special_ = true;
 
   mutable std::mutex caches_mutex_;
   mutable std::vector<std::unique_ptr<WordCache>> idle_caches_;
@@ -159,17 +163,28 @@ std::vector<AddedToken> SentencePieceTokenizer::collect_added_tokens(const std::
 }
 
 /// Llama's convention: begin of text before, nothing after, unless tokenizer_config.json says otherwise.
-void SentencePieceTokenizer::read_affixes(const std::filesystem::path& config_file) {
-  bool add_begin = true;
-  bool add_end = false;
-  if (std::filesystem::exists(config_file)) {
-    const nlohmann::json content = read_json_file(config_file);
-    const JsonCursor config(content, config_file.string());
-    add_begin = config.boolean_or("add_bos_token", true);
-    add_end = config.boolean_or("add_eos_token", false);
+void SentencePieceTokenizer::read_config(const std::filesystem::path& config_file) {
+  const nlohmann::json content =
+      std::filesystem::exists(config_file) ? read_json_file(config_file) : nlohmann::json::object();
+  const JsonCursor config(content, config_file.string());
+  if (config.boolean_or("add_bos_token", true) && processor_.bos_id() >= 0)
+    prefix_.push_back(processor_.bos_id());
+  if (config.boolean_or("add_eos_token", false) && processor_.eos_id() >= 0)
+    suffix_.push_back(processor_.eos_id());
+  space_after_special_ = config.boolean_or("legacy", true) || !spec_.add_dummy_prefix;
+  if (!space_after_special_) check_mark(config["legacy"]);
+}
+
+/// encode_continuation() needs a character that is a token of its own and joins with nothing.
+void SentencePieceTokenizer::check_mark(const JsonCursor& legacy) const {
+  const std::vector<int> mark_ids = encode_by_library(kMark);
+  bool joins = spec_.rewrites_characters || mark_ids.empty() || mark_ids.back() == processor_.unk_id();
+  for (int id = 0; id < processor_.GetPieceSize(); ++id) {
+    const std::string& piece = processor_.IdToPiece(id);
+    joins = joins || (piece.size() > 1 && piece.find(kMark) != std::string::npos);
   }
-  if (add_begin && processor_.bos_id() >= 0) prefix_.push_back(processor_.bos_id());
-  if (add_end && processor_.eos_id() >= 0) suffix_.push_back(processor_.eos_id());
+  if (joins)
+    legacy.unsupported("\"legacy\": false with a model without byte fallback or with a character map");
 }
 
 /// Whether a BPE text may be cut before every space that follows another character. The model sees a space as
@@ -211,6 +226,8 @@ std::vector<int32_t> SentencePieceTokenizer::encode(std::string_view text, Speci
     const std::string_view part_text = text.substr(part.begin, part.end - part.begin);
     if (part.token != nullptr) {
       ids.push_back(part.token->id);
+    } else if (part.begin > 0 && !space_after_special_) {
+      encode_continuation(part_text, ids);
     } else if (!by_words_) {
       const std::vector<int> encoded = encode_by_library(part_text);
       ids.insert(ids.end(), encoded.begin(), encoded.end());
@@ -254,6 +271,15 @@ void SentencePieceTokenizer::encode_words(std::string_view text, bool is_start, 
     if (cached) words.insert(word, encoded);
     ids.insert(ids.end(), encoded.begin(), encoded.end());
   }
+}
+
+/// A text that goes on after a special token, without the space that the library puts before a text.
+void SentencePieceTokenizer::encode_continuation(std::string_view text, std::vector<int32_t>& ids) const {
+  std::string marked(kMark);
+  marked += text;
+  const std::vector<int> encoded = encode_by_library(marked);
+  const auto mark_ids = static_cast<ptrdiff_t>(encode_by_library(kMark).size());
+  ids.insert(ids.end(), encoded.begin() + mark_ids, encoded.end());
 }
 
 std::vector<int> SentencePieceTokenizer::encode_by_library(std::string_view text) const {

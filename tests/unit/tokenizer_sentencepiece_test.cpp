@@ -129,6 +129,15 @@ TEST_F(SentencePiece, SpecialTokensBesideTheModel) {
   EXPECT_EQ(tokenizer->token_id("<|x|>"), kPieces);
 }
 
+TEST_F(SentencePiece, TextAfterASpecialTokenIsAStartOrGoesOn) {
+  EXPECT_EQ(load()->encode("a</s>a", SpecialTokens::kParse), (Ids{kSpace + 4, 2, kSpace + 4}));
+  folder_.write("tokenizer_config.json", R"({"legacy": false})");
+  const auto tokenizer = load();
+  EXPECT_EQ(tokenizer->encode("a</s>a", SpecialTokens::kParse), (Ids{kSpace + 4, 2, kSpace + 1}));
+  EXPECT_EQ(tokenizer->encode("a</s> ab", SpecialTokens::kParse), (Ids{kSpace + 4, 2, kSpace + 6}));
+  EXPECT_EQ(tokenizer->encode("</s>\n", SpecialTokens::kParse), (Ids{2, kFirstByte + '\n'}));
+}
+
 TEST_F(SentencePiece, FaultsAreNamed) {
   const auto load_it = [&] { load(); };
   const auto expect_fault = [&](const char* config, const char* message) {
