@@ -32,7 +32,8 @@ TEST(ShardPlan, OwnsEveryTokenOnceInOrderFromAlignedStarts) {
           next = shard.end;
         }
         ASSERT_EQ(next, tokens);
-        ASSERT_LE(longest - std::min(longest, shortest_whole), alignment) << "shards differ by one block at most";
+        ASSERT_LE(longest - std::min(longest, shortest_whole), alignment)
+            << "shards differ by one block at most";
       }
     }
   }
@@ -74,7 +75,8 @@ TEST(ShardAlignment, IsTheLeastCommonMultiple) {
   EXPECT_THROW(shard_alignment(std::vector<int64_t>{999999937, 999999929}), UserError);
 }
 
-// Every rank's halo is exactly [begin - halo, begin) clipped at 0, each part from its owner, and sends mirror receives.
+// Every rank's halo is exactly [begin - halo, begin) clipped at 0, each part from its owner, and sends mirror
+// receives.
 TEST(HaloPlan, BringsEveryWantedTokenFromItsOwner) {
   for (const int64_t tokens : {1, 128, 500, 896, 2000}) {
     for (const int ranks : {1, 2, 3, 4, 7}) {
@@ -98,7 +100,8 @@ TEST(HaloPlan, BringsEveryWantedTokenFromItsOwner) {
           EXPECT_EQ(next, shard.begin);
           for (const RowTransfer& part : plan.sends) {
             const HaloPlan other = halo_plan(shards, part.peer, halo);
-            EXPECT_EQ(std::count(other.receives.begin(), other.receives.end(), RowTransfer{rank, part.range}), 1);
+            EXPECT_EQ(std::count(other.receives.begin(), other.receives.end(), RowTransfer{rank, part.range}),
+                      1);
           }
         }
       }

@@ -70,7 +70,8 @@ Config from_sets(std::vector<std::string> overrides, Environment environment = {
 }
 
 std::string faults_of_sets(std::vector<std::string> overrides, Environment environment = {}) {
-  return message_of(Subcommand::kBenchAttention, ConfigSources{{}, std::move(environment), std::move(overrides)});
+  return message_of(Subcommand::kBenchAttention,
+                    ConfigSources{{}, std::move(environment), std::move(overrides)});
 }
 
 int count_faults(const std::string& message) {
@@ -159,16 +160,17 @@ run: {progress: lines}
 
 TEST(Config, OverrideBeatsEnvironmentBeatsFileBeatsDefault) {
   const TemporaryFile file("attention: {window: 1000, landmark_stride: 10}\nembed: {chunk_tokens: 20}\n");
-  const Config config = load_config(
-      Subcommand::kBenchAttention, {file.path(),
-                            {{"LONGHALO_ATTENTION__WINDOW", "2000"},
-                             {"LONGHALO_EMBED__CHUNK_TOKENS", "30"},
-                             {"LONGHALO_MODEL__SHAPE__LAYERS", "4"},
-                             {"LONGHALO_MODEL__WEIGHTS", "random"},
-                             {"LONGHALO_TASKS", "[score]"},
-                             {"LONGHALO_CUDA", "ON"},
-                             {"PATH__X", "ignored"}},
-                            {"attention.window=3000", "attention.window=4000", "input.prompts=[a, b]"}});
+  const Config config =
+      load_config(Subcommand::kBenchAttention,
+                  {file.path(),
+                   {{"LONGHALO_ATTENTION__WINDOW", "2000"},
+                    {"LONGHALO_EMBED__CHUNK_TOKENS", "30"},
+                    {"LONGHALO_MODEL__SHAPE__LAYERS", "4"},
+                    {"LONGHALO_MODEL__WEIGHTS", "random"},
+                    {"LONGHALO_TASKS", "[score]"},
+                    {"LONGHALO_CUDA", "ON"},
+                    {"PATH__X", "ignored"}},
+                   {"attention.window=3000", "attention.window=4000", "input.prompts=[a, b]"}});
   EXPECT_EQ(config.attention.window, 4000);
   EXPECT_EQ(config.embed.chunk_tokens, 30);
   EXPECT_EQ(config.attention.landmark_stride, 10);
