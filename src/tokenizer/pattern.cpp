@@ -18,8 +18,8 @@ std::string pcre2_message(int error) {
 }  // namespace
 
 MatchScratch::MatchScratch() {
-  constexpr size_t kJitStackStart = 32 * 1024;
-  constexpr size_t kJitStackMost = 16 * 1024 * 1024;
+  constexpr size_t kJitStackStart = size_t{32} << 10;
+  constexpr size_t kJitStackMost = size_t{16} << 20;
   context_ = pcre2_match_context_create_8(nullptr);
   jit_stack_ = pcre2_jit_stack_create_8(kJitStackStart, kJitStackMost, nullptr);
   match_data_ = pcre2_match_data_create_8(1, nullptr);
