@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kMostSteps = 2'000'000;
 constexpr int64_t kStepsOfRound = 10;  // what making "loop" for a round of a loop counts
-constexpr int kDeepest = 1000;         // expressions and statements within one another; bounds the stack
+constexpr int kDeepest = 300;          // expressions and statements within one another; bounds the stack
 
 /// Variables of one scope; a name that is not here is sought in the scope around it.
 struct Scope {

@@ -165,6 +165,10 @@ TEST(ChatTemplate, NoTemplateRunsForEverOrFillsTheMemory) {
   EXPECT_TRUE(holds(refusal("{{ 'x' * 4611686018427387904 }}"), "grows beyond"));
   EXPECT_TRUE(holds(refusal("{{ [1] * 4611686018427387904 }}"), "grows beyond"));
   EXPECT_TRUE(holds(refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), "too deeply"));
+  EXPECT_TRUE(
+      holds(refusal("{% macro m(n) %}{% if n %}{% if n %}{{ m(n - - 1) }}{% endif %}{% endif %}{% endmacro %}"
+                    "{{ m(4) }}"),
+            "too deeply"));
   EXPECT_TRUE(holds(refusal("{{ " + std::string(100000, '(') + "1" + std::string(100000, ')') + " }}"),
                     "too deeply"));
   EXPECT_TRUE(
