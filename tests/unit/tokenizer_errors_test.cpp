@@ -187,7 +187,7 @@ TEST(TokenizerErrors, DamagedDescriptionsAreRefusedOrWork) {
   std::mt19937 random(17);
   int refused = 0;
   int loaded = 0;
-  for (int round = 0; round < 500; ++round) {
+  for (int round = 0; round < 3000; ++round) {
     const bool as_bytes = round % 2 == 0;
     folder.write("tokenizer.json",
                  as_bytes ? mutated(content, random) : misdescribed(description, random).dump());
