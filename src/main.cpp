@@ -59,6 +59,14 @@ int run_ranks(int argc, char** argv, const CommandLine& command) {
   }
 }
 
+// A launcher ends all ranks when the first one leaves with an error, perhaps before the one that explains it
+// has spoken: so nobody leaves before all are here.
+int leave_together(int argc, char** argv, int exit_code) {
+  if (exit_code != static_cast<int>(ExitCode::kDone) && started_by_launcher())
+    const MpiSession session(&argc, &argv);
+  return exit_code;
+}
+
 int run_alone(const CommandLine& command) {
   run_tokenize(command.tokenize);
   return static_cast<int>(ExitCode::kDone);
@@ -71,7 +79,7 @@ int main(int argc, char** argv) {
   using namespace longhalo;
   try {
     const CommandLine command = parse_command_line(argc, argv);
-    if (command.exit_code) return *command.exit_code;
+    if (command.exit_code) return leave_together(argc, argv, *command.exit_code);
     return command.subcommand == Subcommand::kTokenize ? run_alone(command) : run_ranks(argc, argv, command);
   } catch (const UserError& error) {
     log_error(error.what());

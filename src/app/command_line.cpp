@@ -15,11 +15,16 @@ constexpr const char* kFooter =
     "All keys with their meaning and default: configs/reference.yaml.\n"
     "Exit codes: 0 done, 2 bad config or input, 75 checkpointed (requeue), others fatal.";
 
+// This process's number as the launcher gave it; nothing without a launcher.
+std::optional<int> launched_rank() {
+  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"})
+    if (const char* rank = std::getenv(variable)) return std::atoi(rank);
+  return std::nullopt;
+}
+
 // Every rank parses the same line; only the first prints what is wrong with it.
 bool is_first_process() {
-  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"})
-    if (const char* rank = std::getenv(variable)) return std::atoi(rank) == 0;
-  return true;
+  return launched_rank().value_or(0) == 0;
 }
 
 // A short option that stands for one config key.
@@ -62,7 +67,10 @@ class Parser {
     add_tokenize();
   }
 
-  void parse(int argc, const char* const* argv) { app_.parse(argc, argv); }
+  void parse(int argc, const char* const* argv) {
+    check_subcommand(app_, argc, argv, 1);
+    app_.parse(argc, argv);
+  }
   int explain(const CLI::ParseError& error) {
     const bool help = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
     if (is_first_process()) {
@@ -75,6 +83,20 @@ class Parser {
   }
 
  private:
+  // CLI11 would say only that a subcommand is required, not that it does not know the one given.
+  static void check_subcommand(const CLI::App& app, int argc, const char* const* argv, int at) {
+    const std::vector<const CLI::App*> known = app.get_subcommands([](const CLI::App*) { return true; });
+    if (known.empty() || at >= argc || argv[at][0] == '-') return;
+    std::string names;
+    for (const CLI::App* one : known) {
+      if (one->get_name() == argv[at]) return check_subcommand(*one, argc, argv, at + 1);
+      names += text(names.empty() ? "" : ", ", one->get_name());
+    }
+    throw CLI::ExtrasError(
+        text("there is no subcommand '", argv[at], "' of ", app.get_name(), "; there are ", names),
+        CLI::ExitCodes::ExtrasError);
+  }
+
   CLI::App* add_job(CLI::App& parent, const char* name, Subcommand subcommand, const char* help) {
     CLI::App* job = parent.add_subcommand(name, help);
     job->add_option_function<std::string>(
@@ -128,6 +150,10 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   }
   result.sources.environment = config_environment();
   return result;
+}
+
+bool started_by_launcher() {
+  return launched_rank().has_value();
 }
 
 }  // namespace longhalo

@@ -21,4 +21,7 @@ struct CommandLine {
 
 CommandLine parse_command_line(int argc, const char* const* argv);
 
+/// Whether mpirun, srun or the like started this process, possibly with others.
+bool started_by_launcher();
+
 }  // namespace longhalo
