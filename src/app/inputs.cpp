@@ -17,13 +17,7 @@ Inputs::Inputs(const Config& config, int64_t vocabulary) : vocabulary_(vocabular
     for (const std::string& name : names_)
       read_document(name);
   } else {
-    token_file_ = std::make_unique<TokenFile>(config.input.tokens);
-    for (int64_t i = 0; i < token_file_->documents(); ++i) {
-      names_.push_back(token_file_->document_name(i));
-      if (token_file_->document_tokens(i) == 0)
-        throw UserError(text("document ", i, " (\"", names_.back(), "\") is empty"), config.input.tokens,
-                        "leave it out when making the token file");
-    }
+    read_token_file(config.input.tokens);
   }
   if (generates || token_file_ == nullptr) tokenizer_ = Tokenizer::load(config.model.path);
   if (generates) {
@@ -33,6 +27,30 @@ Inputs::Inputs(const Config& config, int64_t vocabulary) : vocabulary_(vocabular
   } else if (tokenizer_ != nullptr) {
     opening_ = tokenizer_->prefix();
   }
+}
+
+// Every token is looked at before work begins: a wrong id in the last document must not cost the first ones.
+void Inputs::read_token_file(const std::string& file) {
+  token_file_ = std::make_unique<TokenFile>(file);
+  if (token_file_->documents() == 0)
+    throw UserError("the token file holds no document", file, "make it again with at least one text file");
+  for (int64_t i = 0; i < token_file_->documents(); ++i) {
+    names_.push_back(token_file_->document_name(i));
+    const std::vector<int32_t> tokens = token_file_->read(i);
+    const std::string place = text(file, ", document ", i, " (\"", names_.back(), "\")");
+    if (tokens.empty())
+      throw UserError("the document is empty", place, "leave it out when making the token file");
+    check_ids(tokens, place);
+  }
+}
+
+void Inputs::check_ids(const std::vector<int32_t>& tokens, const std::string& where) const {
+  const auto beyond =
+      std::find_if(tokens.begin(), tokens.end(), [&](int32_t t) { return t < 0 || t >= vocabulary_; });
+  if (beyond == tokens.end()) return;
+  throw UserError(text("token id ", *beyond, " is beyond the model's vocabulary of ", vocabulary_),
+                  text(where, ", token ", beyond - tokens.begin()),
+                  "use the tokenizer that belongs to this model, or make the token file with it");
 }
 
 // The template decides what stands before the document and after it. What stands before must not depend on
@@ -78,17 +96,7 @@ Sequence Inputs::sequence(int64_t index, const ProgressOptions& progress) const 
   const std::vector<int32_t> document = document_tokens(index, sequence.document_bytes, progress);
   sequence.tokens.insert(sequence.tokens.end(), document.begin(), document.end());
 
-  const auto check_ids = [&](const std::vector<int32_t>& tokens, const std::string& what) {
-    const auto beyond =
-        std::find_if(tokens.begin(), tokens.end(), [&](int32_t t) { return t < 0 || t >= vocabulary_; });
-    if (beyond == tokens.end()) return;
-    throw UserError(text("token id ", *beyond, " is beyond the model's vocabulary of ", vocabulary_),
-                    text(what, ", token ", beyond - tokens.begin()),
-                    "use the tokenizer that belongs to this model, or make the token file with it");
-  };
-  check_ids(document, token_file_ != nullptr
-                          ? text("document \"", document_name(index), "\" of the token file")
-                          : document_name(index));
+  check_ids(document, document_name(index));
   check_ids(opening_, "the chat template's opening");
   for (const std::vector<int32_t>& prompt : continuations_)
     check_ids(prompt, "a prompt");

@@ -39,6 +39,8 @@ class Inputs {
   std::string decode(std::span<const int32_t> tokens) const { return tokenizer_->decode(tokens); }
 
  private:
+  void read_token_file(const std::string& file);
+  void check_ids(const std::vector<int32_t>& tokens, const std::string& where) const;
   void place_prompts(const Config& config);
   std::vector<int32_t> document_tokens(int64_t index, int64_t& bytes, const ProgressOptions& progress) const;
 
