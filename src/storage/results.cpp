@@ -109,6 +109,10 @@ ResultWriter::ResultWriter(const fs::path& directory, IfResultsExist if_exist)
     probe();
     std::error_code ignored;
     if (fs::exists(records_file_, ignored)) {
+      if (!fs::is_regular_file(records_file_, ignored)) {  // replacing a folder would delete what is in it
+        throw UserError("this is not a file of records", records_file_.string(),
+                        "choose another output folder, or remove what is in the way");
+      }
       if (if_exist == IfResultsExist::kError) {
         throw UserError("there are results already", records_file_.string(),
                         "choose another output folder, or ask to resume or to replace the old results");
