@@ -33,7 +33,7 @@ double error_against_decoder(const MpiSession& session, const Weights& weights,
                              int64_t tile) {
   const int64_t tokens = std::min<int64_t>(static_cast<int64_t>(document.size()), 600);
   const std::span<const int32_t> beginning = document.first(static_cast<size_t>(tokens));
-  const ShardPlan shards(tokens, session.ranks(), shard_alignment(pattern.strides()));
+  const ShardPlan shards = plan_shards(weights.config, pattern, tokens, session.ranks());
   Prefill prefill(session, weights, pattern, shards, tile);
   std::optional<Context> context = prefill.run(beginning.first(beginning.size()), KeepContext::kYes);
   Decoder after_prefill(weights, pattern, tile), alone(weights, pattern, tile);
@@ -60,7 +60,7 @@ void run_bench_prefill(const MpiSession& session, const Config& config) {
   const Weights weights = model_weights(session, config, shape, pattern);
   const int64_t tokens = config.bench.tokens;
   const std::vector<int32_t> document = random_document(tokens, shape.vocabulary);
-  const ShardPlan shards(tokens, session.ranks(), shard_alignment(pattern.strides()));
+  const ShardPlan shards = plan_shards(weights.config, pattern, tokens, session.ranks());
 
   const double rate = measured_matmul_rate(session);
   const JobPlan plan = plan_document(session, weights, pattern, shards, config.run.token_tile, rate, {});

@@ -152,7 +152,7 @@ DocumentRun InferJob::prefill_document(const Sequence& sequence, const Work& wor
                                        std::optional<Context>& context, DocumentArrays& arrays) {
   const Stopwatch watch;
   const auto tokens = static_cast<int64_t>(sequence.tokens.size());
-  const ShardPlan shards(tokens, session_.ranks(), shard_alignment(pattern_.strides()));
+  const ShardPlan shards = plan_shards(shape_, pattern_, tokens, session_.ranks());
   const JobPlan plan =
       plan_document(session_, weights_, pattern_, shards, config_.run.token_tile, matmul_rate_, work);
   session_.together([&] { plan.require_memory(); });

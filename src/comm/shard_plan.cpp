@@ -40,6 +40,28 @@ ShardPlan::ShardPlan(int64_t tokens, int ranks, int64_t alignment) {
   }
 }
 
+ShardPlan::ShardPlan(int64_t tokens, int ranks, int64_t alignment,
+                     const std::function<double(int64_t)>& work) {
+  check(tokens >= 0 && ranks >= 1 && alignment >= 1,
+        "a shard plan has tokens >= 0, ranks >= 1, alignment >= 1");
+  std::vector<double> work_before{0};  // of all blocks before this one
+  for (int64_t begin = 0; begin < tokens; begin += alignment) {
+    const int64_t size = std::min(alignment, tokens - begin);
+    const double block = work(begin + size / 2) * static_cast<double>(size);
+    check(block > 0, "the work of a token is positive");
+    work_before.push_back(work_before.back() + block);
+  }
+  // Each boundary is the block edge whose share of the work is nearest to the rank's.
+  for (int rank = 0; rank <= ranks; ++rank) {
+    const double wanted = work_before.back() * rank / ranks;
+    auto edge = std::lower_bound(work_before.begin(), work_before.end(), wanted);
+    if (edge == work_before.end()) --edge;
+    if (edge != work_before.begin() && wanted - *(edge - 1) < *edge - wanted) --edge;
+    begins_.push_back(std::min((edge - work_before.begin()) * alignment, tokens));
+  }
+  begins_.back() = tokens;
+}
+
 TokenRange ShardPlan::shard(int rank) const {
   check(rank >= 0 && rank < ranks(), "a shard belongs to an existing rank");
   return {begins_[static_cast<size_t>(rank)], begins_[static_cast<size_t>(rank) + 1]};

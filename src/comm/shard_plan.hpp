@@ -1,11 +1,13 @@
 // Who owns which tokens: contiguous shards of ONE sequence, in rank order. Pure arithmetic, no MPI.
 //
 // Shards begin at multiples of an alignment A = lcm(128, all strides), so a landmark's segment never
-// straddles two ranks. Blocks of A tokens are dealt out evenly; the last shard may be short and a rank may
-// own nothing.
+// straddles two ranks. Blocks of A tokens are dealt out so that every rank has about the same work: later
+// tokens see more landmarks than early ones, so equal shards would leave the first ranks waiting. The last
+// shard may be short and a rank may own nothing.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -28,8 +30,11 @@ int64_t shard_alignment(std::span<const int64_t> strides);
 
 class ShardPlan {
  public:
-  /// tokens >= 0, ranks >= 1, alignment >= 1.
+  /// Shards of equal length. tokens >= 0, ranks >= 1, alignment >= 1.
   ShardPlan(int64_t tokens, int ranks, int64_t alignment);
+  /// Shards of equal work: `work(i)` is what the token at position i costs, in any unit; it must be positive
+  /// and is looked at once a block. The same arguments give the same plan on every rank.
+  ShardPlan(int64_t tokens, int ranks, int64_t alignment, const std::function<double(int64_t)>& work);
 
   int64_t tokens() const { return begins_.back(); }
   int ranks() const { return static_cast<int>(begins_.size()) - 1; }

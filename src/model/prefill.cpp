@@ -13,6 +13,17 @@ int64_t reach_within(const AttentionPattern& pattern, int64_t tokens) {
 
 }  // namespace
 
+ShardPlan plan_shards(const ModelConfig& config, const AttentionPattern& pattern, int64_t tokens, int ranks) {
+  const auto products = static_cast<double>(2 * config.layer_parameters() / config.layers);
+  const auto a_key = static_cast<double>(4 * config.q_size());
+  return {tokens, ranks, shard_alignment(pattern.strides()), [&](int64_t position) {
+            int64_t keys = 0;
+            for (const Band& band : pattern.bands)
+              keys += visible_keys(band, position).count();
+            return products + a_key * static_cast<double>(keys);
+          }};
+}
+
 Prefill::Prefill(const MpiSession& session, const Weights& weights, const AttentionPattern& pattern,
                  const ShardPlan& shards, int64_t tile)
     : session_(session),

@@ -40,6 +40,10 @@ struct PrefillCost {
   }
 };
 
+/// Shards that give every rank about the same work: the layers' products are alike for all tokens, but
+/// attention costs by the keys that a token sees.
+ShardPlan plan_shards(const ModelConfig& config, const AttentionPattern& pattern, int64_t tokens, int ranks);
+
 /// Called after every tile: layer-tokens done and in all, on this rank.
 using PrefillProgress = std::function<void(int64_t done, int64_t total)>;
 

@@ -39,6 +39,38 @@ TEST(ShardPlan, OwnsEveryTokenOnceInOrderFromAlignedStarts) {
   }
 }
 
+// Work grows along the sequence, as with landmarks: shards get shorter, and no rank has more than its share
+// and a block.
+TEST(ShardPlan, BalancesWork) {
+  for (const int64_t tokens : {0, 1, 129, 5000, 99991}) {
+    for (const int ranks : {1, 2, 3, 7}) {
+      const auto work = [](int64_t i) { return 100.0 + static_cast<double>(i) / 50; };
+      const ShardPlan plan(tokens, ranks, 128, work);
+      double total = 0, largest_block = 0;
+      for (int64_t i = 0; i < tokens; ++i)
+        total += work(i);
+      if (tokens > 0) largest_block = 128 * work(tokens - 1);
+      int64_t next = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const TokenRange shard = plan.shard(rank);
+        ASSERT_EQ(shard.begin, next);
+        ASSERT_LE(shard.begin, shard.end);
+        ASSERT_TRUE(shard.empty() || shard.begin % 128 == 0);
+        double own = 0;
+        for (int64_t i = shard.begin; i < shard.end; ++i)
+          own += work(i);
+        EXPECT_LE(own, total / ranks + largest_block);
+        next = shard.end;
+      }
+      ASSERT_EQ(next, tokens);
+      EXPECT_TRUE(tokens < 90000 || ranks == 1 || plan.shard(0).size() > plan.shard(ranks - 1).size());
+    }
+  }
+  const ShardPlan alike(4096, 4, 128, [](int64_t) { return 3.0; });
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_EQ(alike.shard(rank).size(), 1024);
+}
+
 TEST(ShardPlan, SurvivesTheLargestLengths) {
   const int64_t huge = std::numeric_limits<int64_t>::max();
   const ShardPlan plan(huge, 3, 2048);
