@@ -77,6 +77,7 @@ int run_alone(const CommandLine& command) {
 
 int main(int argc, char** argv) {
   using namespace longhalo;
+  claim_standard_streams();
   try {
     const CommandLine command = parse_command_line(argc, argv);
     if (command.exit_code) return leave_together(argc, argv, *command.exit_code);

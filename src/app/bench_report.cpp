@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "app/bench.hpp"
+#include "core/error.hpp"
 #include "storage/atomic_file.hpp"
 
 namespace longhalo {
@@ -36,7 +37,9 @@ void BenchReport::publish(const MpiSession& session, const std::string& json_pat
 }
 
 void print_text(const std::string& text) {
-  std::cout << text << std::flush;
+  if (!(std::cout << text << std::flush))
+    throw UserError("standard output cannot be written", "the output of this command",
+                    "free space where it is directed to, or direct it elsewhere");
 }
 
 }  // namespace longhalo

@@ -1,5 +1,6 @@
 #include "core/log.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -43,6 +44,14 @@ void log_warning(std::string_view message) {
 }
 void log_error(std::string_view message) {
   write_line(LogLevel::kError, " error:", message);
+}
+
+void claim_standard_streams() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(descriptor, F_GETFD) != -1) continue;
+    // The lowest free number is taken, which is this one: those before it are open.
+    [[maybe_unused]] const int opened = ::open("/dev/null", O_RDWR);
+  }
 }
 
 }  // namespace longhalo

@@ -18,4 +18,8 @@ void log_info(std::string_view message);
 void log_warning(std::string_view message);
 void log_error(std::string_view message);
 
+/// Opens /dev/null at each of the descriptors 0, 1 and 2 that the caller left closed. Otherwise the next file
+/// opened gets that number, and log lines go into the data. To be called first of all.
+void claim_standard_streams();
+
 }  // namespace longhalo
