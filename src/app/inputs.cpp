@@ -8,6 +8,17 @@
 #include "dataset/documents.hpp"
 
 namespace longhalo {
+namespace {
+
+// Records are told apart by document and query, and arrays by document: two of a name would be one.
+void refuse_repeats(std::vector<std::string> entries, std::string_view what, std::string_view where) {
+  std::sort(entries.begin(), entries.end());
+  const auto repeat = std::adjacent_find(entries.begin(), entries.end());
+  if (repeat == entries.end()) return;
+  throw UserError(text("the ", what, " \"", *repeat, "\" is there twice"), where, "remove one of the two");
+}
+
+}  // namespace
 
 Inputs::Inputs(const Config& config, int64_t vocabulary) : vocabulary_(vocabulary) {
   const bool generates =
@@ -19,10 +30,13 @@ Inputs::Inputs(const Config& config, int64_t vocabulary) : vocabulary_(vocabular
   } else {
     read_token_file(config.input.tokens);
   }
+  refuse_repeats(names_, "document", token_file_ == nullptr ? "input.documents" : config.input.tokens);
   if (generates || token_file_ == nullptr) tokenizer_ = Tokenizer::load(config.model.path);
   if (generates) {
     prompts_ =
         config.input.prompts_file.empty() ? config.input.prompts : read_prompts(config.input.prompts_file);
+    refuse_repeats(prompts_, "prompt",
+                   config.input.prompts_file.empty() ? "input.prompts" : config.input.prompts_file);
     place_prompts(config);
   } else if (tokenizer_ != nullptr) {
     opening_ = tokenizer_->prefix();
