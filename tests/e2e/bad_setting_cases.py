@@ -1,8 +1,11 @@
 """Faults of the config, the command line and the output folder."""
 
 import re
+import subprocess
 
-from harness import Case, Run, files_below
+import h5py
+
+from harness import EXECUTABLE, Case, Run, files_below, shared_model
 
 
 class BadConfig(Case):
@@ -118,6 +121,28 @@ class CommandLine(Case):
 
     def test_unknown_option(self):
         self.wrong("infer", "--confg", "x.yaml", words="--confg")
+
+    def shell(self, line, *arguments):
+        """Runs a shell line in which "$@" is longhalo with the arguments."""
+        words = ["sh", "-c", line, "sh", EXECUTABLE, *map(str, arguments)]
+        return subprocess.run(words, capture_output=True, timeout=60).returncode
+
+    def test_closed_standard_streams(self):
+        """A file opened as descriptor 2 must not receive the log: the tokens are the same with and without."""
+        files = [self.dir / "open.h5", self.dir / "closed.h5", self.dir / "all_closed.h5"]
+        for file, closed in zip(files, ("", "2>&-", "<&- >&- 2>&-")):
+            code = self.shell(f'"$@" {closed}', "tokenize", "--model", shared_model(), "--output", file, self.document)
+            self.assertEqual(code, 0)
+        tokens = []
+        for file in files:
+            with h5py.File(file) as opened:
+                tokens.append(opened["tokens"][:].tolist())
+        self.assertEqual(tokens[0], tokens[1])
+        self.assertEqual(tokens[0], tokens[2])
+
+    def test_full_standard_output(self):
+        self.infer(self.config(), "--print-config", ranks=0)
+        self.assertEqual(self.shell('"$@" >/dev/full', "infer", "--config", self.yaml, "--print-config"), 2)
 
     def test_print_config(self):
         import yaml

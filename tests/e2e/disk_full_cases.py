@@ -1,0 +1,116 @@
+"""File systems that are full or read-only: small tmpfs mounts in a mount namespace of each test's own."""
+
+import json
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+import h5py
+
+import tiny_model
+from harness import Case, Run, records_of, shared_model
+
+# Mounts a file system at $1 with options $2, runs the command, then copies what is in it to $3: a mount of a private
+# namespace is gone with the last process in it.
+_IN_A_MOUNT = """
+mount -t tmpfs -o "$2" tmpfs "$1" || exit 90
+cp -a "$3/." "$1" 2>/dev/null
+[ "$4" = ro ] && mount -o remount,ro "$1"
+at=$1 to=$3
+shift 4
+"$@"
+code=$?
+rm -rf "$to" && mkdir "$to" && cp -a "$at/." "$to"
+exit $code
+"""
+
+
+def may_mount():
+    with tempfile.TemporaryDirectory() as folder:
+        probe = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True)
+        return probe.returncode == 0
+
+
+@unittest.skipUnless(may_mount(), "a tmpfs in a private mount namespace is not permitted here (unshare -m, as root)")
+class FullDisk(Case):
+
+    def setUp(self):
+        super().setUp()
+        self.mount = self.dir / "mount"
+        self.kept = self.dir / "kept"  # what stands in the mount before and after
+        self.mount.mkdir()
+        self.kept.mkdir()
+        self.out = self.mount / "out"
+
+    def infer_within(self, size, config, mode="rw"):
+        before = ["unshare", "-m", "sh", "-c", _IN_A_MOUNT, "sh", self.mount, f"size={size}", self.kept, mode]
+        return self.infer(config, before=[str(word) for word in before])
+
+    def old(self):
+        (self.kept / "out" / "arrays").mkdir(parents=True)
+        (self.kept / "out" / "results.jsonl").write_text('{"document":"old","task":"score","query":null}\n')
+        (self.kept / "out" / "arrays" / "old.h5").write_bytes(b"old arrays")
+
+    def assert_old_is_whole(self):
+        out = self.kept / "out"
+        self.assertEqual((out / "results.jsonl").read_text(), '{"document":"old","task":"score","query":null}\n')
+        self.assertEqual((out / "arrays" / "old.h5").read_bytes(), b"old arrays")
+        self.assertEqual([p.name for p in out.rglob("*.tmp.*")], [])
+
+    def test_enough_room(self):
+        """The same job in a file system that holds it: the others fail for want of room alone."""
+        run = self.infer_within("8m", self.config())
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(len(records_of(self.kept / "out")), 3)
+
+    def test_full_during_arrays(self):
+        self.old()
+        self.document.write_text(tiny_model.document(8000))  # scores and embeddings of some hundred kilobytes
+        run = self.infer_within("128k", self.config(output={"if_exists": "replace"}))
+        self.assert_refused(run, self.out / "document.txt", "bytes needed", "free")
+        self.assert_old_is_whole()
+
+    def test_full_during_results(self):
+        """Many prompts: the records do not fit, while nothing else is written."""
+        self.old()
+        config = self.config(tasks=["generate"], generate={"max_new_tokens": 200}, run={"log": str(self.dir / "log")},
+                             input={"prompts": [f"Question {i}?" for i in range(60)]}, output={"if_exists": "replace"})
+        run = self.infer_within("64k", config)
+        self.assert_refused(run, self.out / "results.jsonl", "bytes", "free")
+        whole = (self.kept / "out" / "results.jsonl").read_text().splitlines()
+        for line in whole:  # old or new, but whole
+            json.loads(line)
+        self.assertEqual([p.name for p in (self.kept / "out").rglob("*.tmp.*")], [])
+        old = [p for p in (self.kept / "out").rglob("*.jsonl") if '"document":"old"' in p.read_text()]
+        self.assertTrue(old, "the old records are still there")
+
+    def test_full_in_the_second_document(self):
+        """What was finished before stays, and opens."""
+        small, large = self.document, self.write("large.txt", tiny_model.document(8000))
+        config = self.config(tasks=["score"], input={"documents": [str(small), str(large)]})
+        self.assert_refused(self.infer_within("96k", config), self.out / "large.txt")
+        records = records_of(self.kept / "out")
+        self.assertEqual([document for document, _, _ in records], [str(small)])
+        (record,) = records.values()
+        with h5py.File(self.kept / "out" / record["arrays"]) as file:
+            self.assertEqual(len(file["scores"]), record["document_tokens"])
+
+    def test_no_room_at_all(self):
+        (self.kept / "filler").write_bytes(bytes(40000))
+        run = self.infer_within("40k", self.config())
+        self.assert_refused(run, self.mount)
+
+    def test_read_only(self):
+        self.old()
+        run = self.infer_within("8m", self.config(output={"if_exists": "replace"}), mode="ro")
+        self.assert_refused(run, self.out, "ead-only")
+        self.assert_old_is_whole()
+
+    def test_tokenize(self):
+        large = self.write("large.txt", tiny_model.document(40000))
+        before = ["unshare", "-m", "sh", "-c", _IN_A_MOUNT, "sh", self.mount, "size=64k", self.kept, "rw"]
+        run = Run(["tokenize", "--model", shared_model(), "--output", self.mount / "tokens.h5", large], ranks=0,
+                  before=[str(word) for word in before]).wait()
+        self.assert_refused(run, self.mount / "tokens.h5")
+        self.assertEqual(list(Path(self.kept).rglob("*")), [])
