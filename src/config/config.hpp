@@ -91,7 +91,7 @@ struct Config {
 
   struct Run {
     int64_t threads = 0;  // 0: the cores of the rank
-    int64_t token_tile = 512;
+    int64_t token_tile = 1024;
     ProgressMode progress = ProgressMode::kAuto;
     std::string log;  // see log_path()
     bool operator==(const Run&) const = default;

@@ -177,7 +177,7 @@ TEST(Config, OverrideBeatsEnvironmentBeatsFileBeatsDefault) {
   EXPECT_EQ(config.model.shape.layers, 4);
   EXPECT_EQ(config.tasks, std::vector<Task>{Task::kScore});
   EXPECT_EQ(config.input.prompts, (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(config.run.token_tile, 512);
+  EXPECT_EQ(config.run.token_tile, 1024);
 }
 
 TEST(Config, OverridesTakeSectionsListsAndEmptyText) {
