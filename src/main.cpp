@@ -50,12 +50,10 @@ int run_ranks(int argc, char** argv, const CommandLine& command) {
   } catch (const JointError& error) {  // every rank knows: leave together
     if (session.rank() == error.reporting_rank) log_error(error.what());
     return static_cast<int>(error.exit_code);
-  } catch (const UserError& error) {  // only this rank knows: the others may be waiting for it
-    log_error(error.what());
-    session.abort(ExitCode::kUserError);
-  } catch (const std::exception& error) {
-    log_error(error.what());
-    session.abort(ExitCode::kInternalError);
+  } catch (const std::exception& error) {  // only this rank knows: the others may be waiting for it
+    const Ending ending = ending_of(error);
+    log_error(ending.message);
+    session.abort(ending.exit_code);
   }
 }
 
@@ -82,11 +80,9 @@ int main(int argc, char** argv) {
     const CommandLine command = parse_command_line(argc, argv);
     if (command.exit_code) return leave_together(argc, argv, *command.exit_code);
     return command.subcommand == Subcommand::kTokenize ? run_alone(command) : run_ranks(argc, argv, command);
-  } catch (const UserError& error) {
-    log_error(error.what());
-    return static_cast<int>(ExitCode::kUserError);
   } catch (const std::exception& error) {
-    log_error(error.what());
-    return static_cast<int>(ExitCode::kInternalError);
+    const Ending ending = ending_of(error);
+    log_error(ending.message);
+    return static_cast<int>(ending.exit_code);
   }
 }

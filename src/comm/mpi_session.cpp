@@ -85,12 +85,10 @@ void MpiSession::together(const std::function<void()>& work) const {
   auto code = ExitCode::kDone;
   try {
     work();
-  } catch (const UserError& error) {
-    message = error.what();
-    code = ExitCode::kUserError;
   } catch (const std::exception& error) {
-    message = error.what();
-    code = ExitCode::kInternalError;
+    const Ending ending = ending_of(error);
+    message = ending.message;
+    code = ending.exit_code;
   }
   const int none = std::numeric_limits<int>::max();
   int failed = code == ExitCode::kDone ? none : rank_;

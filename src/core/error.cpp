@@ -1,5 +1,7 @@
 #include "core/error.hpp"
 
+#include <new>
+
 #include "core/text.hpp"
 
 namespace longhalo {
@@ -12,5 +14,16 @@ InvariantError::InvariantError(std::string_view sentence, const std::source_loca
           text("internal error: ", sentence, "\n  where:  ", where.file_name(), ":", where.line(), " in ",
                where.function_name(),
                "\n  remedy: this is a fault of LongHalo itself; please report it with this text")) {}
+
+Ending ending_of(const std::exception& error) {
+  if (dynamic_cast<const UserError*>(&error) != nullptr) return {ExitCode::kUserError, error.what()};
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+      dynamic_cast<const std::length_error*>(&error) != nullptr)
+    return {ExitCode::kUserError,
+            UserError("out of host memory", "this process",
+                      "use more ranks or nodes, a shorter document, or a machine with more memory")
+                .what()};
+  return {ExitCode::kInternalError, error.what()};
+}
 
 }  // namespace longhalo

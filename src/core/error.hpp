@@ -25,6 +25,14 @@ class InvariantError : public std::runtime_error {
   InvariantError(std::string_view sentence, const std::source_location& where);
 };
 
+/// What an exception means for the job that it ends. Memory that ran out is the user's to deal with,
+/// whichever part of the program asked for it.
+struct Ending {
+  ExitCode exit_code;
+  std::string message;
+};
+Ending ending_of(const std::exception& error);
+
 /// Throws InvariantError unless `holds`. `sentence` states what should have been true.
 inline void check(bool holds, std::string_view sentence,
                   const std::source_location& where = std::source_location::current()) {
