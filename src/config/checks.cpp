@@ -118,8 +118,8 @@ class Checker {
       fault({kv_key, heads_key}, text(told(kv_key), " does not divide ", told(heads_key),
                                       "; each key/value head serves as many query heads"));
     }
-    if (head_dim % 2 != 0) {
-      fault({dim_key}, text(told(dim_key), " is odd; the rotary embedding turns pairs of numbers"));
+    if (head_dim % 8 != 0) {
+      fault({dim_key}, text(told(dim_key), " is not a multiple of 8, as the attention kernels need"));
     }
   }
 

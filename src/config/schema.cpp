@@ -51,8 +51,8 @@ ConfigSchema make_schema() {
   all.keys.push_back(key("model.shape.heads", whole(1, 4096), FIELD(model.shape.heads), "Query heads."));
   all.keys.push_back(key("model.shape.kv_heads", whole(1, 4096), FIELD(model.shape.kv_heads),
                          "Key/value heads; divides the query heads."));
-  all.keys.push_back(
-      key("model.shape.head_dim", whole(2, 1024), FIELD(model.shape.head_dim), "Head dimension; even."));
+  all.keys.push_back(key("model.shape.head_dim", whole(8, 256), FIELD(model.shape.head_dim),
+                         "Head dimension; a multiple of 8."));
   all.keys.push_back(
       key("model.shape.vocabulary", whole(1, 1 << 24), FIELD(model.shape.vocabulary), "Vocabulary."));
 
@@ -129,8 +129,8 @@ ConfigSchema make_schema() {
       key("bench.heads", whole(1, 4096), FIELD(bench.heads), "Query heads of the attention benchmark."));
   all.keys.push_back(key("bench.kv_heads", whole(1, 4096), FIELD(bench.kv_heads),
                          "Key/value heads of the attention benchmark; divides the query heads."));
-  all.keys.push_back(key("bench.head_dim", whole(2, 1024), FIELD(bench.head_dim),
-                         "Head dimension of the attention benchmark; even."));
+  all.keys.push_back(key("bench.head_dim", whole(8, 256), FIELD(bench.head_dim),
+                         "Head dimension of the attention benchmark; a multiple of 8."));
   all.keys.push_back(
       key("bench.json", text, FIELD(bench.json), "File for the results as JSON; empty prints a table only."));
   return all;
