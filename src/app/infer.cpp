@@ -168,6 +168,7 @@ DocumentRun InferJob::prefill_document(const Sequence& sequence, const Work& wor
                                             static_cast<double>(total)));
         });
   }
+  session_.together([&] { require_finite(shape_, shards.shard(session_.rank()), prefill.residual()); });
   DocumentRun run = DocumentRun::of(session_, prefill, pattern_, shards, context, watch.seconds());
 
   if (work.score_array) {

@@ -1,9 +1,12 @@
 #include "model/outputs.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "comm/halo_plan.hpp"
+#include "core/error.hpp"
+#include "core/text.hpp"
 #include "kernels/logits/logits.hpp"
 #include "model/layer.hpp"
 
@@ -43,6 +46,19 @@ std::vector<T> gather_parts(const MpiSession& session, const std::vector<T>& par
 }
 
 }  // namespace
+
+void require_finite(const ModelConfig& config, const TokenRange& shard, const float* residual) {
+  for (int64_t token = shard.begin; token < shard.end; ++token) {
+    const float* row = residual + (token - shard.begin) * config.hidden;
+    float squares = 0;
+    for (int64_t c = 0; c < config.hidden; ++c)
+      squares += row[c] * row[c];
+    if (std::isfinite(squares)) continue;
+    throw UserError(
+        "the model's hidden state is infinite or no number", text("token ", token, " of the sequence"),
+        "check that weights and config.json belong together; values beyond fp32 are not supported");
+  }
+}
 
 std::vector<float> score_tokens(const MpiSession& session, const Weights& weights, const ShardPlan& shards,
                                 std::span<const int32_t> tokens, const float* residual,

@@ -16,6 +16,11 @@ namespace longhalo {
 /// Called with rows done and in all, on this rank.
 using RowProgress = std::function<void(int64_t done, int64_t total)>;
 
+/// Throws UserError unless every hidden state of this rank's rows is finite and of a size that the norm
+/// before the logits can square in fp32: otherwise scores and answers would look like results and mean
+/// nothing. `residual` [n, D] belongs to `shard`. Not collective.
+void require_finite(const ModelConfig& config, const TokenRange& shard, const float* residual);
+
 /// Natural log-probability of each token given all before it: out[i] is that of tokens[i], out[0] is 0, for
 /// the first token has nothing before it. `residual` [n, D] belongs to this rank's shard; tokens are the
 /// whole sequence, so a rank knows the label that follows its last row. All N on rank 0, empty elsewhere.

@@ -1,14 +1,25 @@
 #include "model/weights.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <random>
 
+#include "core/error.hpp"
 #include "core/text.hpp"
 #include "storage/safetensors.hpp"
 
 namespace longhalo {
 namespace {
+
+// On the bits, which the compiler does many at a time: an exponent of all ones is an infinity or a NaN.
+bool all_finite(std::span<const float> values) {
+  constexpr uint32_t kExponent = 0x7f800000;
+  uint32_t bad = 0;
+  for (const float value : values)
+    bad |= static_cast<uint32_t>((std::bit_cast<uint32_t>(value) & kExponent) == kExponent);
+  return bad == 0;
+}
 
 // Reads tensors as fp32 and lets go of the file's pages at once, so that memory holds the weights once.
 class Reader {
@@ -21,6 +32,9 @@ class Reader {
     const TensorView& tensor = tensors_.view(name, shape);
     copy_as_float(tensor, out);
     drop_pages(tensor);
+    if (!all_finite(out))
+      throw UserError("it holds values that are infinite or no number", text(tensor.file, ", tensor ", name),
+                      "the file is damaged, or its values do not fit its type: fetch or convert it again");
   }
 
   HostBuffer<float> read(const std::string& name, std::vector<int64_t> shape) const {
