@@ -105,6 +105,28 @@ class BadWeights(Case):
         tiny_model.write_safetensors(self.weights, self.contents)
         self.refuse_weights(self.weights, name, "nearest")
 
+    def with_value(self, value):
+        """One value of one matrix replaced."""
+        name = "model.layers.1.mlp.down_proj.weight"
+        contents = tiny_model.tensors("F32")
+        dtype, shape, data = contents[name]
+        values = np.frombuffer(data, np.float32).copy()
+        values[5] = value
+        contents[name] = (dtype, shape, values.tobytes())
+        tiny_model.write_safetensors(self.weights, contents)
+        return name
+
+    def test_not_a_number(self):
+        self.refuse_weights(self.weights, self.with_value(np.nan), "no number")
+
+    def test_infinite(self):
+        self.refuse_weights(self.weights, self.with_value(-np.inf), "infinite")
+
+    def test_values_that_overflow(self):
+        """Finite, but the hidden states are not: results would look like results and mean nothing."""
+        self.with_value(1e38)
+        self.refuse_weights("hidden state", "token 0 of the sequence")
+
     def test_missing_shard(self):
         self.weights.unlink()
         index = self.model / "model.safetensors.index.json"

@@ -148,7 +148,7 @@ class OddSettings(Case):
 
     def test_odd_head_dimension_is_refused(self):
         shape = {"layers": 1, "hidden": 40, "ffn": 72, "heads": 1, "kv_heads": 1, "head_dim": 12, "vocabulary": 400}
-        self.refuse(self.config(model={"weights": "random", "shape": shape}), "12", "multiples of 8")
+        self.refuse(self.config(model={"weights": "random", "shape": shape}), "head_dim 12", "multiple of 8")
 
     def test_narrow_model(self):
         """One head, one layer, sizes that no tile divides."""

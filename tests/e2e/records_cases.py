@@ -212,6 +212,17 @@ class Bench(Case):
         self.assertGreater(result["time_over_products"], 0)
         self.assertEqual(result["halo_bytes"], 2 * 2 * 64 * 2 * 16 * 4)
 
+    def test_more_than_memory(self):
+        """2.5 PB: more than a process can address, whatever the machine promises."""
+        run = Run(["bench", "attention", "--tokens", 1 << 40]).wait()
+        self.assertEqual(run.code, 2, run.err)
+        self.assertIn("out of host memory", run.err)
+        self.assertEqual(run.alive(), [])
+
+    def test_head_dimension(self):
+        run = Run(["bench", "attention", "--tokens", 64, "--head-dim", 20]).wait()
+        self.assert_refused(run, "bench.head_dim 20", "multiple of 8")
+
     def test_json_that_cannot_be_written(self):
         run = Run(["bench", "attention", "--tokens", 64, "--window", 32, "--stride", 8, "--repeats", 1,
                    "--json", self.dir / "no_folder" / "bench.json"]).wait()
