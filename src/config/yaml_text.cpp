@@ -4,7 +4,9 @@
 #include <fstream>
 #include <sstream>
 #include <system_error>
-#include <vector>
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
 
 #include "core/text.hpp"
 
@@ -54,6 +56,35 @@ YAML::Mark mark_at(std::string_view text, size_t offset) {
   return mark;
 }
 
+/// Remembers where the last document began.
+class DocumentStarts : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark& mark) override { last = mark; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+  }
+  void OnMapEnd() override {}
+
+  YAML::Mark last;
+};
+
+/// Where a second document begins. yaml-cpp takes a stray "," for the beginning of one document after another
+/// without ever moving on: LoadAll() then fills the memory, and Load() drops the rest of the text without a
+/// word.
+std::optional<YAML::Mark> second_document(std::string_view yaml) {
+  std::istringstream stream{std::string(yaml)};
+  YAML::Parser parser(stream);
+  DocumentStarts starts;
+  if (!parser.HandleNextDocument(starts) || !parser.HandleNextDocument(starts)) return std::nullopt;
+  return starts.last;
+}
+
 }  // namespace
 
 std::optional<std::string> read_config_file(const std::filesystem::path& path, ConfigFaults& faults) {
@@ -95,13 +126,14 @@ std::optional<YAML::Node> parse_yaml(std::string_view yaml, const ValueSource& s
     return std::nullopt;
   }
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(yaml));
-    if (documents.size() > 1) {
-      faults.add(source.place(documents[1].Mark()),
-                 "a second YAML document begins here (after '---'); a config is one document");
+    if (const auto second = second_document(yaml)) {
+      faults.add(source.place(*second),
+                 "here begins what belongs to no key (a stray ',' or bracket?) or, after '---', a second "
+                 "document; a "
+                 "config is one");
       return std::nullopt;
     }
-    return documents.empty() ? YAML::Node() : documents.front();
+    return YAML::Load(std::string(yaml));
   } catch (const YAML::Exception& error) {
     faults.add(source.place(error.mark), "is not YAML: " + error.msg);
     return std::nullopt;

@@ -454,13 +454,18 @@ TEST(ConfigYaml, OddYamlIsRefusedWithItsPlace) {
   EXPECT_TRUE(holds(faults("just words"), "the config is a section, not a value"));
   EXPECT_TRUE(holds(faults("? [a, b]\n: c\n"), "a key is not text"));
   EXPECT_TRUE(
-      holds(faults("run: {threads: 1}\n---\nrun: {threads: 2}\n"), "a second YAML document begins here"));
+      holds(faults("run: {threads: 1}\n---\nrun: {threads: 2}\n"), "here begins what belongs to no key"));
   EXPECT_TRUE(holds(faults("run:\n  threads: 1\nrun:\n  threads: 2\n"),
                     "x.yaml:3:1: 'run' is given twice, first on line 1"));
   EXPECT_TRUE(holds(faults(std::string_view("run:\n  log: a\0b\n", 15)), "x.yaml:2:9: holds a NUL byte"));
   EXPECT_TRUE(holds(faults("run:\n  log: \xc3\x28\n"), "x.yaml:2:8: holds bytes that are not UTF-8"));
   EXPECT_TRUE(holds(faults("run:\n  log: \xed\xa0\x80\n"), "not UTF-8"));
   EXPECT_TRUE(holds(faults("model: &a {shape: *a}\n"), "x.yaml:1:"));
+  for (const char* stray :
+       {",", "# comment\n, a\nrun: {threads: 1}\n", "run: {threads: 1}\n]\n", "]", "}", "a: b\n}\n"}) {
+    EXPECT_EQ(count_faults(faults(stray)), 1) << stray;
+  }
+  EXPECT_TRUE(holds(faults("# comment\n, a\nrun: {threads: 1}\n"), "x.yaml:2:1: "));
   EXPECT_TRUE(holds(faults(std::string(5000, '[')), "is not YAML"));
   EXPECT_TRUE(holds(faults("a: " + std::string(5000, '{')), "is not YAML"));
 }
