@@ -1,14 +1,12 @@
 #include "comm/halo_exchange.hpp"
 
-#include <algorithm>
-
+#include "comm/message_parts.hpp"
 #include "core/clock.hpp"
 #include "core/error.hpp"
 
 namespace longhalo {
 namespace {
 
-constexpr int64_t kLargestMessageElements = (int64_t{1} << 30) / static_cast<int64_t>(sizeof(float));
 constexpr int kTag = 11;
 
 }  // namespace
@@ -40,9 +38,7 @@ void HaloExchange::post(Direction direction, const RowTransfer& transfer, const 
   const int64_t offset = (transfer.range.begin - rows.first) * row_elements_;
   const int64_t elements = transfer.range.size() * row_elements_;
   for (float* data : {rows.k, rows.v}) {
-    for (int64_t done = 0; done < elements; done += kLargestMessageElements) {
-      const auto count = static_cast<int>(std::min(elements - done, kLargestMessageElements));
-      float* at = data + offset + done;
+    for_each_message(data + offset, elements, [&](float* at, int count) {
       MPI_Request request = MPI_REQUEST_NULL;
       if (direction == Direction::kSend)
         check_mpi(MPI_Isend(at, count, MPI_FLOAT, transfer.peer, kTag, session_.comm(), &request),
@@ -51,7 +47,7 @@ void HaloExchange::post(Direction direction, const RowTransfer& transfer, const 
         check_mpi(MPI_Irecv(at, count, MPI_FLOAT, transfer.peer, kTag, session_.comm(), &request),
                   "MPI_Irecv");
       requests_.push_back(request);
-    }
+    });
   }
   const int64_t bytes = 2 * elements * static_cast<int64_t>(sizeof(float));
   (direction == Direction::kSend ? cost_.sent_bytes : cost_.received_bytes) += bytes;

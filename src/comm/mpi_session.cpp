@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "comm/message_parts.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
 
@@ -18,8 +19,6 @@ void refuse_disconnected_tasks(int ranks) {
     throw UserError(text("Slurm started ", tasks, " tasks but MPI sees a single rank"), "the launcher",
                     "start with `srun --mpi=pmix`, or with mpirun inside the allocation");
 }
-
-constexpr int64_t kLargestMessage = int64_t{1} << 30;
 
 }  // namespace
 
@@ -109,13 +108,9 @@ void MpiSession::abort(ExitCode exit_code) const {
 }
 
 void broadcast_bytes(const MpiSession& session, void* data, int64_t bytes, int root) {
-  auto* at = static_cast<char*>(data);
-  for (int64_t left = bytes; left > 0;) {
-    const int64_t part = std::min(left, kLargestMessage);
-    check_mpi(MPI_Bcast(at, static_cast<int>(part), MPI_BYTE, root, session.comm()), "MPI_Bcast");
-    at += part;
-    left -= part;
-  }
+  for_each_message(static_cast<char*>(data), bytes, [&](char* at, int count) {
+    check_mpi(MPI_Bcast(at, count, MPI_BYTE, root, session.comm()), "MPI_Bcast");
+  });
 }
 
 int64_t broadcast_count(const MpiSession& session, int64_t value, int root) {
@@ -134,7 +129,7 @@ std::vector<std::string> gather_text(const MpiSession& session, const std::strin
   constexpr int kTag = 71;
   std::vector<std::string> all;
   if (!session.is_root()) {
-    check(static_cast<int64_t>(value.size()) <= kLargestMessage, "a gathered text is at most 1 GiB");
+    check(static_cast<int64_t>(value.size()) <= kLargestMessageBytes, "a gathered text is at most 1 GiB");
     check_mpi(MPI_Send(value.data(), static_cast<int>(value.size()), MPI_CHAR, 0, kTag, session.comm()),
               "MPI_Send");
     return all;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/message_parts.hpp"
 #include "core/clock.hpp"
 
 namespace longhalo {
@@ -11,7 +12,6 @@ RowBroadcast::RowBroadcast(const MpiSession& session, const ShardPlan& shards, T
     : session_(session), parts_(rows_by_owner(shards, range)), row_elements_(row_elements) {}
 
 void RowBroadcast::start(const KvRows& own, const KvRows& all) {
-  constexpr int64_t kLargestMessageElements = (int64_t{1} << 30) / static_cast<int64_t>(sizeof(float));
   check(requests_.empty(), "a broadcast is waited for before it starts again");
   for (const RowTransfer& part : parts_) {
     const int64_t elements = part.range.size() * row_elements_;
@@ -24,13 +24,11 @@ void RowBroadcast::start(const KvRows& own, const KvRows& all) {
     }
     if (session_.ranks() == 1) continue;
     for (float* data : {all.k, all.v}) {
-      for (int64_t done = 0; done < elements; done += kLargestMessageElements) {
-        const auto count = static_cast<int>(std::min(elements - done, kLargestMessageElements));
+      for_each_message(data + target, elements, [&](float* at, int count) {
         MPI_Request request = MPI_REQUEST_NULL;
-        check_mpi(MPI_Ibcast(data + target + done, count, MPI_FLOAT, part.peer, session_.comm(), &request),
-                  "MPI_Ibcast");
+        check_mpi(MPI_Ibcast(at, count, MPI_FLOAT, part.peer, session_.comm(), &request), "MPI_Ibcast");
         requests_.push_back(request);
-      }
+      });
     }
     const int64_t bytes = 2 * elements * static_cast<int64_t>(sizeof(float));
     (owner ? cost_.sent_bytes : cost_.received_bytes) += bytes;

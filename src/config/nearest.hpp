@@ -1,7 +1,6 @@
-// Finds the known name that a misspelt one was probably meant to be.
+// Finds the config key that a misspelt one was probably meant to be.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,14 +8,8 @@
 
 namespace longhalo {
 
-/// Least number of insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`
-/// (optimal string alignment distance). O(|a| * |b|); inputs longer than 64 bytes are cut to that.
-int64_t edit_distance(std::string_view a, std::string_view b);
-
-/// The nearest of `known`, if it is near enough to be a likely meaning.
-std::optional<std::string> nearest_word(std::string_view word, const std::vector<std::string>& known);
-
-/// The same for dotted key paths: a key of the same section is preferred, then the same name elsewhere.
+/// The likely meaning of a dotted key path: a key of the same section is preferred, then the same name
+/// elsewhere.
 std::optional<std::string> nearest_key(std::string_view path, const std::vector<std::string>& known);
 
 }  // namespace longhalo

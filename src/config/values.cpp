@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "config/nearest.hpp"
+#include "core/nearest.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {

@@ -13,8 +13,8 @@
 #include <set>
 
 #include "core/error.hpp"
+#include "core/nearest.hpp"
 #include "core/text.hpp"
-#include "storage/nearest_name.hpp"
 #include "storage/posix.hpp"
 
 namespace longhalo {

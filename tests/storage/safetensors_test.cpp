@@ -12,9 +12,9 @@
 #include <random>
 #include <vector>
 
+#include "core/nearest.hpp"
 #include "safetensors_fixture.hpp"
 #include "scratch.hpp"
-#include "storage/nearest_name.hpp"
 
 namespace longhalo {
 namespace {

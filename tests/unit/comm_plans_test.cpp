@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "comm/halo_plan.hpp"
+#include "comm/message_parts.hpp"
 #include "comm/shard_plan.hpp"
 #include "core/error.hpp"
 
@@ -147,6 +148,35 @@ TEST(HaloPlan, TakesSeveralHopsWhenShardsAreShorterThanTheWindow) {
   EXPECT_EQ(plan.receives[0], (RowTransfer{3, {468, 512}}));
   EXPECT_EQ(plan.receives[1], (RowTransfer{4, {512, 640}}));
   EXPECT_EQ(plan.receives[2], (RowTransfer{5, {640, 768}}));
+}
+
+// What an MPI count cannot hold goes in parts that cover everything once, in order.
+TEST(MessageParts, CoverEveryElementOnce) {
+  std::vector<float> data(1001);
+  for (const int64_t largest_bytes : {1, 4, 40, 4000, 4004, 1 << 20}) {
+    const float* next = data.data();
+    for_each_message(
+        data.data(), static_cast<int64_t>(data.size()),
+        [&](const float* at, int count) {
+          ASSERT_EQ(at, next);
+          ASSERT_GE(count, 1);
+          ASSERT_LE(count * 4, std::max<int64_t>(largest_bytes, 4));
+          next = at + count;
+        },
+        largest_bytes);
+    EXPECT_EQ(next, data.data() + data.size());
+  }
+  // Beyond 2^31 elements nothing overflows; the memory is never touched.
+  int64_t covered = 0;
+  for_each_message(static_cast<char*>(nullptr), 0, [&](char*, int count) { covered += count; });
+  EXPECT_EQ(covered, 0);
+  const int64_t huge = (int64_t{5} << 30) + 7;
+  auto* address = reinterpret_cast<char*>(uintptr_t{1} << 20);
+  for_each_message(address, huge, [&](char* at, int count) {
+    EXPECT_EQ(at - address, covered);
+    covered += count;
+  });
+  EXPECT_EQ(covered, huge);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 
 #include "../storage/scratch.hpp"
 #include "telemetry/memory.hpp"
-#include "telemetry/phase_timer.hpp"
 #include "telemetry/progress.hpp"
 #include "telemetry/run_log.hpp"
 
@@ -175,26 +174,6 @@ TEST(ProgressText, SaysRateAndTimeLeft) {
   EXPECT_EQ(duration_text(59.96), "1m00s");
   EXPECT_EQ(duration_text(3599.7), "1h00m");
   EXPECT_EQ(duration_text(2 * 3600 + 5 * 60), "2h05m");
-}
-
-TEST(PhaseTimer, SumsScopesInOrderOfFirstUse) {
-  PhaseTimer timer;
-  for (int i = 0; i < 3; ++i) {
-    const auto outer = timer.scope("outer");
-    const auto inner = timer.scope("inner");
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    const auto again = timer.scope("outer");  // inside itself: counted once
-  }
-  timer.add("measured", 1.5);
-  const auto phases = timer.phases();
-  ASSERT_EQ(phases.size(), 3U);
-  EXPECT_EQ(phases[0].first, "outer");
-  EXPECT_EQ(phases[1].first, "inner");
-  EXPECT_EQ(phases[2], (std::pair<std::string, double>("measured", 1.5)));
-  EXPECT_GE(phases[0].second, 0.006);
-  EXPECT_GE(phases[0].second, phases[1].second);
-  EXPECT_EQ(timer.count("inner"), 3);
-  EXPECT_EQ(timer.seconds("absent"), 0);
 }
 
 TEST(ProcessMemory, SeesAnAllocation) {
