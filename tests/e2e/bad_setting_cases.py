@@ -4,8 +4,9 @@ import re
 import subprocess
 
 import h5py
+import yaml
 
-from harness import EXECUTABLE, Case, Run, files_below, shared_model
+from harness import EXECUTABLE, SOURCE, Case, Run, files_below, shared_model
 
 
 class BadConfig(Case):
@@ -145,7 +146,6 @@ class CommandLine(Case):
         self.assertEqual(self.shell('"$@" >/dev/full', "infer", "--config", self.yaml, "--print-config"), 2)
 
     def test_print_config(self):
-        import yaml
         config = self.config(attention={"window": 56})
         run = self.infer(config, "--set", "embed.chunk_tokens=32", "--print-config",
                          environment={"LONGHALO_GENERATE__SEED": "77", "LONGHALO_EMBED__CHUNK_TOKENS": "16"})
@@ -154,7 +154,8 @@ class CommandLine(Case):
         self.assertEqual(effective["attention"]["window"], 56)
         self.assertEqual(effective["generate"]["seed"], 77)
         self.assertEqual(effective["embed"]["chunk_tokens"], 32, "--set beats the environment")
-        self.assertEqual(effective["run"]["token_tile"], 512, "defaults are shown")
+        defaults = yaml.safe_load((SOURCE / "configs/reference.yaml").read_text())
+        self.assertEqual(effective["run"], defaults["run"], "defaults are shown")
         self.assertFalse(self.out.exists(), "nothing but printing")
         # What is printed is a config: it prints itself again.
         self.assertEqual(self.infer(run.out, "--print-config").out, run.out)

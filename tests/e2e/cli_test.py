@@ -12,7 +12,7 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 
 SKIPPED = 77
-AT_ONCE = 4
+AT_ONCE = 6
 
 
 def skip(reason):
@@ -28,7 +28,7 @@ def run_one(test):
 
 
 def main(name):
-    for package in ("numpy", "tokenizers", "h5py"):
+    for package in ("numpy", "tokenizers", "h5py", "yaml"):
         try:
             importlib.import_module(package)
         except ImportError:

@@ -19,6 +19,7 @@ import tiny_model
 
 EXECUTABLE = os.environ["LONGHALO_EXECUTABLE"]
 MPIEXEC = os.environ["LONGHALO_MPIEXEC"]
+SOURCE = Path(__file__).resolve().parents[2]
 # A refused job ends in a second or two; a busy machine may take a few times that. A rank that hangs takes for ever.
 GONE_WITHIN_SECONDS = 20
 _MARK = "LONGHALO_TEST_RUN"

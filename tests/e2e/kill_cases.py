@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -31,7 +32,7 @@ class Killed(Case):
     def interrupted(self, interrupt, code=None):
         """Starts the job, calls interrupt(run, ranks' process ids) in its middle, and looks at what remains."""
         run = self.start(self.job)
-        run.wait_for(lambda: self.lines() >= 8, "records")
+        run.wait_for(lambda: self.lines() > 0, "records")
         pids = run.alive()
         self.assertEqual(len(pids), 2)
         interrupt(run, pids)
@@ -44,7 +45,7 @@ class Killed(Case):
         self.assertEqual(run.alive(), [], "ranks are left")
         self.assertNotEqual(run.code, 0)
         records = records_of(self.out)
-        self.assertGreaterEqual(len(records), 8)
+        self.assertGreater(len(records), 0)
         self.assertLess(len(records), DOCUMENTS * 5, "the job was over before it was interrupted")
         self.assert_arrays_whole(records)
         return records
@@ -100,3 +101,38 @@ class Killed(Case):
         self.assertEqual(len(more), len(first) + 1)
         for line in text.decode().splitlines():
             self.assertIn(json.loads(line), more.values())
+
+
+class Vanishing(Case):
+    """Files that go away or change while the job runs."""
+
+    def while_answering(self, change, **sections):
+        """Two documents; change() happens while the first is being answered."""
+        self.second = self.write("second.txt", tiny_model.document(30, seed=4))
+        config = self.config(tasks=["generate", "score"], generate={"max_new_tokens": 6000},
+                             input={"documents": [str(self.document), str(self.second)]}, **sections)
+        run = self.start(config)
+        run.wait_for(lambda: "answering" in run.so_far(), "answer")
+        change()
+        return run.wait()
+
+    def test_document_removed(self):
+        run = self.while_answering(lambda: self.second.unlink())
+        self.assert_refused(run, self.second)
+        self.assertEqual({document for document, _, _ in records_of(self.out)}, {str(self.document)})
+
+    def test_document_emptied(self):
+        run = self.while_answering(lambda: self.second.write_text(""))
+        self.assert_refused(run, self.second, "empty")
+        self.assertEqual(len(records_of(self.out)), 2)
+
+    def test_output_removed(self):
+        run = self.while_answering(lambda: shutil.rmtree(self.out))
+        self.assert_refused(run, self.out)
+
+    def test_model_removed(self):
+        """Everything of the model that is needed has been read before work begins."""
+        model = self.own_model()
+        run = self.while_answering(lambda: shutil.rmtree(model), model={"path": str(model)})
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(len(records_of(self.out)), 4)

@@ -134,7 +134,7 @@ class Records(Case):
         self.assertEqual((head["event"], head["command"], head["ranks"]), ("run", "infer", 2))
         self.assertEqual(len(head["hosts"]), 2)
         self.assertEqual(head["config"]["attention"]["window"], 40)
-        self.assertEqual(head["config"]["run"]["token_tile"], 512, "defaults too")
+        self.assertEqual(head["config"]["generate"]["top_p"], 1, "defaults too")
         for part in ("longhalo", "mpi", "hdf5", "compiler"):
             self.assertRegex(head["versions"][part], r"\d+\.\d+")
         self.assertEqual([line["event"] for line in lines[1:]].count("record"), 3)
