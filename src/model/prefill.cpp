@@ -14,7 +14,8 @@ int64_t reach_within(const AttentionPattern& pattern, int64_t tokens) {
 }  // namespace
 
 ShardPlan plan_shards(const ModelConfig& config, const AttentionPattern& pattern, int64_t tokens, int ranks) {
-  const auto products = static_cast<double>(2 * config.layer_parameters() / config.layers);
+  const double products =
+      2.0 * static_cast<double>(config.layer_parameters()) / static_cast<double>(config.layers);
   const auto a_key = static_cast<double>(4 * config.q_size());
   return {tokens, ranks, shard_alignment(pattern.strides()), [&](int64_t position) {
             int64_t keys = 0;

@@ -21,6 +21,7 @@
 #include <limits>
 
 #include "core/log.hpp"
+#include "tokenizer/normalizer.hpp"
 #include "tokenizer/pattern.hpp"
 #include "tokenizer/tokenizer.hpp"
 #include "tokenizer/utf8.hpp"
@@ -93,6 +94,10 @@ TEST_F(TokenizerAgreement, EveryTextHasThePackagesIds) {
   EXPECT_LE(left_out * 100, static_cast<int64_t>(reference.texts.size()));
 
   for (const std::string& name : reference.names) {
+    if (name == "qwen2" && !nfc_available()) {
+      std::cout << name << " left out: it asks for NFC, and this build has no utf8proc\n";
+      continue;
+    }
     const auto tokenizer = Tokenizer::load(reference.folder / name);
     const std::vector<float> scores = test::read_scores(name);
     int failures = 0;
