@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "comm/shard_plan.hpp"
 #include "kernels/logits/logits.hpp"
@@ -129,6 +130,35 @@ TEST_P(PrefillTest, AgreesWithTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Lengths, PrefillTest, testing::Values(1, 5, 127, 128, 300, 641, 897));
+
+// Changing tokens from position t on leaves every hidden state before t as it was, bit for bit.
+TEST(Causality, TheFutureNeverChangesThePast) {
+  set_kernel_threads(1);
+  for (const Case& test : cases()) {
+    SCOPED_TRACE(test.name);
+    const Weights weights = small_model(2, 4, 2, static_cast<int64_t>(test.pattern.strides().size()), 21);
+    const std::vector<int32_t> document = random_tokens(641, weights.config.vocabulary, 22);
+    const ShardPlan shards(641, session().ranks(), shard_alignment(test.pattern.strides()));
+    Prefill original(session(), weights, test.pattern, shards, 50);
+    original.run(document, KeepContext::kNo);
+    for (const int64_t t : {1, 130, 333, 640}) {
+      std::vector<int32_t> changed = document;
+      for (size_t i = static_cast<size_t>(t); i < changed.size(); ++i)
+        changed[i] = static_cast<int32_t>((changed[i] + 1) % weights.config.vocabulary);
+      Prefill other(session(), weights, test.pattern, shards, 50);
+      other.run(changed, KeepContext::kNo);
+      const TokenRange past = intersect(original.shard(), {0, t});
+      const auto bytes = static_cast<size_t>(past.size() * weights.config.hidden) * sizeof(float);
+      if (bytes > 0) {
+        EXPECT_EQ(std::memcmp(original.residual(), other.residual(), bytes), 0) << "from " << t;
+      }
+      if (!original.shard().empty() && original.shard().end == 641) {
+        const int64_t last = (original.shard().size() - 1) * weights.config.hidden;
+        EXPECT_NE(original.residual()[last], other.residual()[last]) << "the last token did change";
+      }
+    }
+  }
+}
 
 // Decoding from nothing is the same computation as prefill.
 TEST(Decoder, StartsFromAnEmptyContext) {
