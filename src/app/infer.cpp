@@ -18,6 +18,7 @@
 #include "model/outputs.hpp"
 #include "model/prefill.hpp"
 #include "storage/results.hpp"
+#include "storage/sha256.hpp"
 
 namespace longhalo {
 namespace {
@@ -32,6 +33,17 @@ IfResultsExist if_results_exist(IfExists choice) {
       return IfResultsExist::kReplace;
   }
   throw InvariantError("every choice of output.if_exists is known", std::source_location::current());
+}
+
+// What an answer, a score or a vector depends on, beside its document and prompt.
+std::string settings_fingerprint(const Config& config) {
+  const nlohmann::json all = nlohmann::json::parse(dump_json(config));
+  const nlohmann::json chosen{{"model", all.at("model")},
+                              {"attention", all.at("attention")},
+                              {"generate", all.at("generate")},
+                              {"embed", all.at("embed")},
+                              {"system_prompt", all.at("input").at("system_prompt")}};
+  return sha256_of_text(chosen.dump()).substr(0, 16);
 }
 
 // One job: what all documents share, and what is done with each of them.
@@ -71,8 +83,8 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
   });
   session.together([&] {
     if (session.is_root())
-      results_ =
-          std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists));
+      results_ = std::make_unique<ResultWriter>(
+          config.output.directory, if_results_exist(config.output.if_exists), settings_fingerprint(config));
   });
   log_ = open_job_log(session, config, "infer", threads_);
   weights_ = model_weights(session, config, shape_, pattern_);

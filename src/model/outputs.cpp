@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <numeric>
 
 #include "comm/halo_plan.hpp"
+#include "comm/message_parts.hpp"
 #include "core/error.hpp"
 #include "core/text.hpp"
 #include "kernels/logits/logits.hpp"
@@ -20,28 +21,32 @@ int64_t logit_rows(int64_t vocabulary) {
   return std::clamp<int64_t>((int64_t{8} << 20) / vocabulary, 1, 256);
 }
 
-// Concatenates the ranks' parts on rank 0, in rank order. A part may be larger than an MPI count in bytes,
-// not in elements over all ranks.
+// Concatenates the ranks' parts on rank 0, in rank order. Parts may be of any size.
 template <class T>
 std::vector<T> gather_parts(const MpiSession& session, const std::vector<T>& part) {
-  MPI_Datatype element = MPI_DATATYPE_NULL;
-  check_mpi(MPI_Type_contiguous(static_cast<int>(sizeof(T)), MPI_BYTE, &element), "MPI_Type_contiguous");
-  check_mpi(MPI_Type_commit(&element), "MPI_Type_commit");
-  const auto count = static_cast<int>(part.size());
-  std::vector<int> counts(static_cast<size_t>(session.ranks()));
-  check_mpi(MPI_Allgather(&count, 1, MPI_INT, counts.data(), 1, MPI_INT, session.comm()), "MPI_Allgather");
-  std::vector<int> begins;
-  int64_t total = 0;
-  for (const int c : counts) {
-    begins.push_back(static_cast<int>(total));
-    total += c;
+  constexpr int kTag = 21;
+  const auto count = static_cast<int64_t>(part.size());
+  std::vector<int64_t> counts(static_cast<size_t>(session.ranks()));
+  check_mpi(MPI_Allgather(&count, 1, MPI_INT64_T, counts.data(), 1, MPI_INT64_T, session.comm()),
+            "MPI_Allgather");
+  const auto element_bytes = static_cast<int64_t>(sizeof(T));
+  if (!session.is_root()) {
+    for_each_message(reinterpret_cast<const char*>(part.data()), count * element_bytes,
+                     [&](const char* at, int bytes) {
+                       check_mpi(MPI_Send(at, bytes, MPI_BYTE, 0, kTag, session.comm()), "MPI_Send");
+                     });
+    return {};
   }
-  check(total <= std::numeric_limits<int>::max(), "gathered elements fit an MPI count");
-  std::vector<T> all(session.is_root() ? static_cast<size_t>(total) : 0);
-  check_mpi(MPI_Gatherv(part.data(), count, element, all.data(), counts.data(), begins.data(), element, 0,
-                        session.comm()),
-            "MPI_Gatherv");
-  MPI_Type_free(&element);
+  std::vector<T> all = part;
+  all.resize(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
+  T* next = all.data() + count;
+  for (int peer = 1; peer < session.ranks(); ++peer) {
+    const int64_t of_peer = counts[static_cast<size_t>(peer)];
+    for_each_message(reinterpret_cast<char*>(next), of_peer * element_bytes, [&](char* at, int bytes) {
+      check_mpi(MPI_Recv(at, bytes, MPI_BYTE, peer, kTag, session.comm(), MPI_STATUS_IGNORE), "MPI_Recv");
+    });
+    next += of_peer;
+  }
   return all;
 }
 

@@ -99,8 +99,9 @@ ResultKey ResultKey::of(const json& record) {
   return {member_text(record, "document"), member_text(record, "query"), member_text(record, "task")};
 }
 
-ResultWriter::ResultWriter(const fs::path& directory, IfResultsExist if_exist)
+ResultWriter::ResultWriter(const fs::path& directory, IfResultsExist if_exist, std::string settings)
     : directory_(directory),
+      settings_(std::move(settings)),
       records_file_(directory / "results.jsonl"),
       lock_file_(directory / ".longhalo.lock") {
   make_directory(directory_);
@@ -196,6 +197,10 @@ void ResultWriter::read_existing() {
     if (!record.is_object() || !record.contains("document") || !record.contains("task")) {
       throw UserError("this line is not a JSON record with 'document' and 'task'", where, remedy);
     }
+    if (record.value("settings", json("")) != settings_) {
+      throw UserError("this record was made with another model or other settings", where,
+                      "resume with the settings of that job, or choose another output folder");
+    }
     recorded_.insert(ResultKey::of(record));
     begin = end + 1;
   }
@@ -241,7 +246,9 @@ std::string ResultWriter::write_arrays(std::string_view document, const Document
 void ResultWriter::write(const json& record) {
   check(record.is_object() && record.contains("document") && record.contains("task"),
         "a result record names its document and task");
-  waiting_ += json_text(record) + "\n";
+  json with_settings = record;
+  if (!settings_.empty()) with_settings["settings"] = settings_;
+  waiting_ += json_text(with_settings) + "\n";
   if (since_flush_.seconds() >= kRewriteEvery * flush_seconds_) flush();
 }
 

@@ -54,7 +54,9 @@ class ResultWriter {
   /// Makes the folder if it is missing, proves that it can be written, takes its lock and reads the records
   /// that are there. Throws UserError: folder not writable, a file in its place, another job at work, results
   /// there and kError, or (kResume) a line that is no record.
-  ResultWriter(const std::filesystem::path& directory, IfResultsExist if_exist);
+  /// `settings` names what the results depend on beside document, query and task (a fingerprint). Every
+  /// record gets it, and kResume refuses records of other settings: two kinds of results would mix unseen.
+  ResultWriter(const std::filesystem::path& directory, IfResultsExist if_exist, std::string settings = "");
   /// Writes waiting records if that is possible, drops the lock; reports failure to the log only.
   ~ResultWriter();
   ResultWriter(const ResultWriter&) = delete;
@@ -83,6 +85,7 @@ class ResultWriter {
   void copy_committed(const FileDescriptor& to, const std::filesystem::path& file, int64_t bytes_needed);
 
   std::filesystem::path directory_;
+  std::string settings_;
   std::filesystem::path records_file_;
   std::filesystem::path lock_file_;
   FileDescriptor lock_;

@@ -105,6 +105,23 @@ TEST(Results, ResumeKeepsOldRecordsAndNamesDamagedLines) {
   refuse("{\"document\": \"c\"}\n", "results.jsonl:1", "'task'");
 }
 
+TEST(Results, ResumeRefusesRecordsOfOtherSettings) {
+  const ScratchFolder folder;
+  {
+    ResultWriter writer(folder.path(), IfResultsExist::kError, "settings one");
+    writer.write(record_of("a"));
+    writer.finish();
+  }
+  const std::string before = read_text(folder / "results.jsonl");
+  for (const char* other : {"settings two", ""}) {
+    expect_user_error([&] { ResultWriter writer(folder.path(), IfResultsExist::kResume, other); },
+                      {"results.jsonl:1", "other settings"});
+  }
+  EXPECT_EQ(read_text(folder / "results.jsonl"), before);
+  const ResultWriter same(folder.path(), IfResultsExist::kResume, "settings one");
+  EXPECT_EQ(same.recorded().size(), 1U);
+}
+
 TEST(Results, ReplaceKeepsTheOldUntilTheFirstNewRecord) {
   const ScratchFolder folder;
   const std::vector<float> old_scores{1};
