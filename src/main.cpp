@@ -1,6 +1,6 @@
 // longhalo: parse, dispatch, exit code. The jobs themselves are told in src/app, one file a subcommand.
 //
-// Exit codes: 0 done, 1 a fault of LongHalo, 2 bad config or input, 75 checkpointed, please requeue.
+// Exit codes: 0 done, 1 a fault of LongHalo, 2 bad config or input.
 #include <exception>
 
 #include "app/bench.hpp"

@@ -12,7 +12,7 @@
 
 namespace longhalo {
 
-enum class ExitCode : int { kDone = 0, kInternalError = 1, kUserError = 2, kRequeue = 75 };
+enum class ExitCode : int { kDone = 0, kInternalError = 1, kUserError = 2 };
 
 class UserError : public std::runtime_error {
  public:
