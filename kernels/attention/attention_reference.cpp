@@ -8,8 +8,8 @@
 namespace longhalo {
 namespace {
 
-// DESIGN section 2, word for word, with the segment complete. It does not use visible_keys(): the tests
-// compare the two.
+// The condition of bands.hpp, word for word, with the segment complete. It does not use visible_keys(): the
+// tests compare the two.
 bool sees(const Band& band, int64_t i, int64_t g, int64_t doc_start) {
   const int64_t first = g * band.stride;
   const int64_t last = (g + 1) * band.stride - 1;

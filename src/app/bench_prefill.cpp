@@ -71,7 +71,7 @@ void run_bench_prefill(const MpiSession& session, const Config& config) {
   const ShardPlan shards = plan_shards(weights.config, pattern, tokens, session.ranks());
 
   const double rate = measured_matmul_rate(session);
-  const JobPlan plan = plan_document(session, weights, pattern, shards, config.run.token_tile, rate, {});
+  const JobPlan plan = plan_document(session, weights, pattern, shards, config.run.token_tile, rate, {}, 1);
   session.together([&] { plan.require_memory(); });
   if (session.is_root()) log_info(plan.describe());
 

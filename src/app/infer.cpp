@@ -35,15 +35,18 @@ IfResultsExist if_results_exist(IfExists choice) {
   throw InvariantError("every choice of output.if_exists is known", std::source_location::current());
 }
 
-// What an answer, a score or a vector depends on, beside its document and prompt.
-std::string settings_fingerprint(const Config& config) {
+// What the records of each document depend on, beside task and prompt: the settings, and what was read.
+ResultWriter::Settings settings_by_document(const Config& config, const Inputs& inputs) {
   const nlohmann::json all = nlohmann::json::parse(dump_json(config));
   const nlohmann::json chosen{{"model", all.at("model")},
                               {"attention", all.at("attention")},
                               {"generate", all.at("generate")},
                               {"embed", all.at("embed")},
                               {"system_prompt", all.at("input").at("system_prompt")}};
-  return sha256_of_text(chosen.dump()).substr(0, 16);
+  ResultWriter::Settings settings;
+  for (int64_t i = 0; i < inputs.documents(); ++i)
+    settings[inputs.document_name(i)] = sha256_of_text(chosen.dump() + inputs.fingerprint(i)).substr(0, 16);
+  return settings;
 }
 
 // One job: what all documents share, and what is done with each of them.
@@ -83,8 +86,9 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
   });
   session.together([&] {
     if (session.is_root())
-      results_ = std::make_unique<ResultWriter>(
-          config.output.directory, if_results_exist(config.output.if_exists), settings_fingerprint(config));
+      results_ =
+          std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists),
+                                         settings_by_document(config, *inputs_));
   });
   log_ = open_job_log(session, config, "infer", threads_);
   weights_ = model_weights(session, config, shape_, pattern_);
@@ -128,10 +132,11 @@ void InferJob::read_document(int64_t index) {
     if (!session_.is_root()) return;
     const std::string& name = inputs_->document_name(index);
     if (work.score || work.embed) run.arrays_file = results_->write_arrays(name, arrays);
-    for (const nlohmann::json& record : make_records(name, *inputs_, sequence, work, run, arrays, answers)) {
-      results_->write(record);
+    const std::vector<nlohmann::json> records =
+        make_records(name, *inputs_, sequence, work, run, arrays, answers);
+    results_->write(records);
+    for (const nlohmann::json& record : records)
       log_->write("record", record);
-    }
   });
 }
 
@@ -149,13 +154,14 @@ Work InferJob::remaining_work(int64_t index) const {
       for (size_t i = 0; i < inputs_->prompts().size(); ++i)
         if (missing(inputs_->prompts()[i], task)) work.prompts.push_back(static_cast<int64_t>(i));
   }
-  // Scores and embeddings of a document share one file: what is missing of one is made with the other.
-  const auto asked = [&](Task task) {
-    return std::count(config_.tasks.begin(), config_.tasks.end(), task) > 0;
+  // Scores and embeddings of a document share one file: what it held, or should hold, is made with what is
+  // missing.
+  const auto has_or_wants = [&](Task task) {
+    return std::count(config_.tasks.begin(), config_.tasks.end(), task) > 0 || !missing("", task);
   };
   if (work.score || work.embed) {
-    work.score_array = asked(Task::kScore);
-    work.embed_array = asked(Task::kEmbed);
+    work.score_array = has_or_wants(Task::kScore);
+    work.embed_array = has_or_wants(Task::kEmbed);
   }
   return work;
 }
@@ -165,8 +171,8 @@ DocumentRun InferJob::prefill_document(const Sequence& sequence, const Work& wor
   const Stopwatch watch;
   const auto tokens = static_cast<int64_t>(sequence.tokens.size());
   const ShardPlan shards = plan_shards(shape_, pattern_, tokens, session_.ranks());
-  const JobPlan plan =
-      plan_document(session_, weights_, pattern_, shards, config_.run.token_tile, matmul_rate_, work);
+  const JobPlan plan = plan_document(session_, weights_, pattern_, shards, config_.run.token_tile,
+                                     matmul_rate_, work, config_.embed.chunk_tokens);
   session_.together([&] { plan.require_memory(); });
   if (session_.is_root()) log_info(plan.describe());
 

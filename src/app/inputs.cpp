@@ -6,6 +6,7 @@
 #include "core/log.hpp"
 #include "core/text.hpp"
 #include "dataset/documents.hpp"
+#include "storage/sha256.hpp"
 
 namespace longhalo {
 namespace {
@@ -26,12 +27,18 @@ Inputs::Inputs(const Config& config, int64_t vocabulary) : vocabulary_(vocabular
   if (config.input.tokens.empty()) {
     names_ = config.input.documents;
     for (const std::string& name : names_)
-      read_document(name);
+      digests_.push_back(sha256_of_text(read_document(name).text));
   } else {
     read_token_file(config.input.tokens);
   }
   refuse_repeats(names_, "document", token_file_ == nullptr ? "input.documents" : config.input.tokens);
-  if (generates || token_file_ == nullptr) tokenizer_ = Tokenizer::load(config.model.path);
+  // Tokens alone need no tokenizer, but if the model has one, it says what stands before them.
+  const std::filesystem::path named = tokenizer_file(config.model.path);
+  const bool has_one = !config.model.path.empty() && std::filesystem::exists(named);
+  if (generates || token_file_ == nullptr || has_one) {
+    tokenizer_ = Tokenizer::load(config.model.path);
+    if (token_file_ != nullptr) refuse_other_tokenizer(config.input.tokens, named);
+  }
   if (generates) {
     prompts_ =
         config.input.prompts_file.empty() ? config.input.prompts : read_prompts(config.input.prompts_file);
@@ -55,7 +62,25 @@ void Inputs::read_token_file(const std::string& file) {
     if (tokens.empty())
       throw UserError("the document is empty", place, "leave it out when making the token file");
     check_ids(tokens, place);
+    digests_.push_back(
+        sha256_of_text({reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(int32_t)}));
   }
+}
+
+// Ids mean other words to another tokenizer.
+void Inputs::refuse_other_tokenizer(const std::string& file, const std::filesystem::path& tokenizer) const {
+  const std::string& made_with = token_file_->info().tokenizer_sha256;
+  if (made_with.empty() || made_with == sha256_of_file(tokenizer)) return;
+  throw UserError(
+      text("the token file was made with another tokenizer, ", token_file_->info().tokenizer), file,
+      text("make it again with ", tokenizer.string(), ", or name the model that it was made for"));
+}
+
+std::string Inputs::fingerprint(int64_t index) const {
+  std::string all = digests_[static_cast<size_t>(index)];
+  for (const int32_t token : opening_)
+    all += text(" ", token);
+  return sha256_of_text(all);
 }
 
 void Inputs::check_ids(const std::vector<int32_t>& tokens, const std::string& where) const {
@@ -108,6 +133,9 @@ Sequence Inputs::sequence(int64_t index, const ProgressOptions& progress) const 
   sequence.document_begin = static_cast<int64_t>(opening_.size());
   sequence.prompts = continuations_;
   const std::vector<int32_t> document = document_tokens(index, sequence.document_bytes, progress);
+  if (document.empty())
+    throw UserError("the model's vocabulary has no token for anything in the document", document_name(index),
+                    "check that the file is text, and that the tokenizer belongs to the model");
   sequence.tokens.insert(sequence.tokens.end(), document.begin(), document.end());
 
   check_ids(document, document_name(index));

@@ -31,6 +31,8 @@ class Inputs {
   int64_t documents() const { return static_cast<int64_t>(names_.size()); }
   const std::string& document_name(int64_t index) const { return names_[static_cast<size_t>(index)]; }
   const std::vector<std::string>& prompts() const { return prompts_; }
+  /// Tells one content of a document, with what the template puts before it, from another.
+  std::string fingerprint(int64_t index) const;
 
   /// Tokenises document `index`, with progress. Throws UserError for a token id beyond the model's
   /// vocabulary.
@@ -41,11 +43,13 @@ class Inputs {
  private:
   void read_token_file(const std::string& file);
   void check_ids(const std::vector<int32_t>& tokens, const std::string& where) const;
+  void refuse_other_tokenizer(const std::string& file, const std::filesystem::path& tokenizer) const;
   void place_prompts(const Config& config);
   std::vector<int32_t> document_tokens(int64_t index, int64_t& bytes, const ProgressOptions& progress) const;
 
   int64_t vocabulary_;
   std::vector<std::string> names_;
+  std::vector<std::string> digests_;       // SHA-256 of each document's text or tokens
   std::unique_ptr<TokenFile> token_file_;  // null: the names are text files
   std::unique_ptr<Tokenizer> tokenizer_;   // null: documents are tokens and nothing is generated
   std::vector<std::string> prompts_;

@@ -1,6 +1,7 @@
 #include "app/plan.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 
@@ -13,14 +14,45 @@
 namespace longhalo {
 namespace {
 
-// What the kernel says can still be allocated on this host; without it, no limit is known.
+// The number in a file, or the one after `key` in a file of keys and numbers; -1 where there is none ("max"
+// too).
+int64_t number_in(const std::filesystem::path& file, const std::string& key = "") {
+  std::ifstream in(file);
+  std::string word;
+  while (!key.empty() && in >> word && word != key) {
+  }
+  int64_t number = -1;
+  return in >> number ? number : -1;
+}
+
+// What the control groups of this process (a Slurm job's memory limit) still allow; unlimited where none
+// limits it.
+int64_t available_group_bytes() {
+  int64_t available = std::numeric_limits<int64_t>::max();
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    if (!line.starts_with("0::/")) continue;  // version 2
+    std::filesystem::path group = std::filesystem::path("/sys/fs/cgroup") / line.substr(4);
+    for (; group != "/sys/fs"; group = group.parent_path()) {
+      const int64_t most = number_in(group / "memory.max");
+      const int64_t now = number_in(group / "memory.current");
+      const int64_t files =
+          std::max<int64_t>(0, number_in(group / "memory.stat", "file"));  // given back when asked for
+      if (most >= 0 && now >= 0) available = std::min(available, most - now + files);
+    }
+  }
+  return available;
+}
+
+// What can still be allocated on this host; where nothing says, no limit is known.
 int64_t available_host_bytes() {
+  const int64_t group = available_group_bytes();
   std::ifstream in("/proc/meminfo");
   for (std::string key; in >> key;) {
     int64_t kibibytes = 0;
-    if (key == "MemAvailable:" && in >> kibibytes) return kibibytes * 1024;
+    if (key == "MemAvailable:" && in >> kibibytes) return std::min(group, kibibytes * 1024);
   }
-  return std::numeric_limits<int64_t>::max();
+  return group;
 }
 
 }  // namespace
@@ -56,7 +88,8 @@ void JobPlan::require_memory() const {
 }
 
 JobPlan plan_document(const MpiSession& session, const Weights& weights, const AttentionPattern& pattern,
-                      const ShardPlan& shards, int64_t tile, double matmul_rate, const Work& work) {
+                      const ShardPlan& shards, int64_t tile, double matmul_rate, const Work& work,
+                      int64_t chunk_tokens) {
   const ModelConfig& c = weights.config;
   JobPlan plan;
   plan.tokens = shards.tokens();
@@ -74,6 +107,12 @@ JobPlan plan_document(const MpiSession& session, const Weights& weights, const A
         context + context * 9 / 4;  // the document's, and a query's copy with its slack while it grows
   }
   if (work.score_array) plan.bytes_per_rank += int64_t{33} << 20;
+  if (work.embed_array) {  // rank 0 holds sums of all ranks, totals (fp64) and means (fp32), other ranks
+                           // their sums
+    const int64_t values = (plan.tokens / chunk_tokens + 1) * c.hidden;
+    plan.bytes_per_rank +=
+        values * (3 * static_cast<int64_t>(sizeof(double)) + static_cast<int64_t>(sizeof(float)));
+  }
   plan.available_bytes = available_host_bytes() / session.local_ranks();
   plan.seconds = prefill_flops(c, pattern, plan.tokens).total() / matmul_rate;
   return plan;

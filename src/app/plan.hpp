@@ -37,7 +37,9 @@ struct JobPlan {
   void require_memory() const;
 };
 
+/// `chunk_tokens`: of the embeddings that `work` asks for.
 JobPlan plan_document(const MpiSession& session, const Weights& weights, const AttentionPattern& pattern,
-                      const ShardPlan& shards, int64_t tile, double matmul_rate, const Work& work);
+                      const ShardPlan& shards, int64_t tile, double matmul_rate, const Work& work,
+                      int64_t chunk_tokens);
 
 }  // namespace longhalo

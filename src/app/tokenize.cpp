@@ -18,12 +18,6 @@ namespace longhalo {
 namespace fs = std::filesystem;
 namespace {
 
-// The file that tells one tokenizer from another. (Where a model brings both, either does.)
-fs::path tokenizer_file(const fs::path& model) {
-  std::error_code ignored;
-  return fs::exists(model / "tokenizer.json", ignored) ? model / "tokenizer.json" : model / "tokenizer.model";
-}
-
 // "SmolLM2-135M/tokenizer.json", also when the model directory is given as "." or with a slash at its end.
 std::string tokenizer_name(const fs::path& model) {
   std::error_code ignored;

@@ -100,7 +100,7 @@ class Checker {
     }
   }
 
-  /// lcm of `alignment` and `stride`; shards begin at its multiples (DESIGN section 3).
+  /// lcm of `alignment` and `stride`; shards begin at its multiples.
   int64_t check_alignment(std::string_view key, int64_t stride, int64_t alignment) {
     const int64_t factor = stride / std::gcd(stride, alignment);
     if (factor <= kMostAlignment / alignment) return alignment * factor;

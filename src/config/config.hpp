@@ -57,7 +57,7 @@ struct Config {
     int64_t window = 2048;                // tokens
     int64_t landmark_stride = 256;        // tokens; 0 is no landmarks
     std::vector<BandConfig> bands;        // when not empty, replaces window and landmark_stride
-    std::optional<double> landmark_bias;  // empty ("auto"): the checkpoint's own, else -3 (DESIGN section 2)
+    std::optional<double> landmark_bias;  // empty ("auto"): the checkpoint's own, else -3
     bool operator==(const Attention&) const = default;
   };
 

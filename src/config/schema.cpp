@@ -113,7 +113,8 @@ ConfigSchema make_schema() {
 
   all.sections.push_back({"run", "How the job runs."});
   all.keys.push_back(key("run.threads", whole(0, 4096), FIELD(run.threads),
-                         "Threads of a rank; 0 is the cores of the rank."));
+                         "Threads of a rank; 0 is OMP_NUM_THREADS, else the cores that the launcher binds "
+                         "the rank to, else its share of the host's."));
   all.keys.push_back(key("run.token_tile", whole(1, 1 << 20), FIELD(run.token_tile),
                          "Tokens that go through a layer at once; temporaries grow with it."));
   all.keys.push_back(key("run.progress", Choice<ProgressMode>{{"auto", "bar", "lines", "off"}},

@@ -1,4 +1,4 @@
-// Token data in HDF5, written once and read by every later job (DESIGN section 7):
+// Token data in HDF5, written once and read by every later job:
 //   tokens            uint16 [T] if vocabulary_size <= 65536, else uint32 [T]: all documents, one after
 //   another document_offsets  int64 [documents + 1]: document i is tokens[offsets[i], offsets[i + 1])
 //   document_names    UTF-8 [documents]

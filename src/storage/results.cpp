@@ -99,7 +99,7 @@ ResultKey ResultKey::of(const json& record) {
   return {member_text(record, "document"), member_text(record, "query"), member_text(record, "task")};
 }
 
-ResultWriter::ResultWriter(const fs::path& directory, IfResultsExist if_exist, std::string settings)
+ResultWriter::ResultWriter(const fs::path& directory, IfResultsExist if_exist, Settings settings)
     : directory_(directory),
       settings_(std::move(settings)),
       records_file_(directory / "results.jsonl"),
@@ -197,11 +197,14 @@ void ResultWriter::read_existing() {
     if (!record.is_object() || !record.contains("document") || !record.contains("task")) {
       throw UserError("this line is not a JSON record with 'document' and 'task'", where, remedy);
     }
-    if (record.value("settings", json("")) != settings_) {
-      throw UserError("this record was made with another model or other settings", where,
-                      "resume with the settings of that job, or choose another output folder");
+    const ResultKey key = ResultKey::of(record);
+    const auto settings = settings_.find(key.document);
+    if (settings != settings_.end() && record.value("settings", json("")) != settings->second) {
+      throw UserError(text("this record of \"", key.document,
+                           "\" was made with other settings, another model, or another text"),
+                      where, "resume with what that job had, or choose another output folder");
     }
-    recorded_.insert(ResultKey::of(record));
+    recorded_.insert(key);
     begin = end + 1;
   }
   committed_bytes_ = input.size_bytes;
@@ -243,12 +246,15 @@ std::string ResultWriter::write_arrays(std::string_view document, const Document
   return "arrays/" + name;
 }
 
-void ResultWriter::write(const json& record) {
-  check(record.is_object() && record.contains("document") && record.contains("task"),
-        "a result record names its document and task");
-  json with_settings = record;
-  if (!settings_.empty()) with_settings["settings"] = settings_;
-  waiting_ += json_text(with_settings) + "\n";
+void ResultWriter::write(const std::vector<json>& records) {
+  for (const json& record : records) {
+    check(record.is_object() && record.contains("document") && record.contains("task"),
+          "a result record names its document and task");
+    json complete = record;
+    const auto settings = settings_.find(member_text(record, "document"));
+    if (settings != settings_.end()) complete["settings"] = settings->second;
+    waiting_ += json_text(complete) + "\n";
+  }
   if (since_flush_.seconds() >= kRewriteEvery * flush_seconds_) flush();
 }
 

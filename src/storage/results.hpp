@@ -11,11 +11,13 @@
 #include <compare>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/clock.hpp"
 #include "storage/checksum.hpp"
@@ -54,9 +56,11 @@ class ResultWriter {
   /// Makes the folder if it is missing, proves that it can be written, takes its lock and reads the records
   /// that are there. Throws UserError: folder not writable, a file in its place, another job at work, results
   /// there and kError, or (kResume) a line that is no record.
-  /// `settings` names what the results depend on beside document, query and task (a fingerprint). Every
-  /// record gets it, and kResume refuses records of other settings: two kinds of results would mix unseen.
-  ResultWriter(const std::filesystem::path& directory, IfResultsExist if_exist, std::string settings = "");
+  /// `settings` says of each document of this job what its results depend on beside query and task (a
+  /// fingerprint). Its records get it, and kResume refuses records of other settings: two kinds of results
+  /// would mix unseen. Documents that are not named are not judged.
+  using Settings = std::map<std::string, std::string>;
+  ResultWriter(const std::filesystem::path& directory, IfResultsExist if_exist, Settings settings = {});
   /// Writes waiting records if that is possible, drops the lock; reports failure to the log only.
   ~ResultWriter();
   ResultWriter(const ResultWriter&) = delete;
@@ -70,8 +74,11 @@ class ResultWriter {
   /// Call before write(). Throws UserError.
   std::string write_arrays(std::string_view document, const DocumentArrays& arrays);
 
-  /// Adds a record, which must have "document" and "task". Throws UserError; the records before it stay.
-  void write(const nlohmann::json& record);
+  /// Adds the records of a document; each must have "document" and "task". They reach the disk together, at
+  /// once unless documents follow each other so fast that rewriting would cost more than the time between
+  /// them. Throws UserError; the records before them stay.
+  void write(const std::vector<nlohmann::json>& records);
+  void write(const nlohmann::json& record) { write(std::vector<nlohmann::json>(1, record)); }
 
   /// Writes all waiting records and removes what kReplace moved aside. Throws UserError.
   void finish();
@@ -85,7 +92,7 @@ class ResultWriter {
   void copy_committed(const FileDescriptor& to, const std::filesystem::path& file, int64_t bytes_needed);
 
   std::filesystem::path directory_;
-  std::string settings_;
+  Settings settings_;
   std::filesystem::path records_file_;
   std::filesystem::path lock_file_;
   FileDescriptor lock_;

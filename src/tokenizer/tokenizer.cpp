@@ -30,6 +30,12 @@ bool is_byte_level(const std::filesystem::path& tokenizer_json) {
 
 }  // namespace
 
+std::filesystem::path tokenizer_file(const std::filesystem::path& model_directory) {
+  std::error_code ignored;
+  const std::filesystem::path json = model_directory / "tokenizer.json";
+  return std::filesystem::exists(json, ignored) ? json : model_directory / "tokenizer.model";
+}
+
 std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& model_directory) {
   const auto sentencepiece = model_directory / "tokenizer.model";
   const auto bpe = model_directory / "tokenizer.json";

@@ -36,6 +36,10 @@ enum class SpecialTokens {
 /// equal.
 using EncodeProgress = std::function<void(int64_t, int64_t)>;
 
+/// The file of a model directory that tells one tokenizer from another: tokenizer.json, else tokenizer.model.
+/// (Where a model brings both, either does.)
+std::filesystem::path tokenizer_file(const std::filesystem::path& model_directory);
+
 /// All members are const and may be called from several threads at once.
 class Tokenizer {
  public:

@@ -107,19 +107,34 @@ TEST(Results, ResumeKeepsOldRecordsAndNamesDamagedLines) {
 
 TEST(Results, ResumeRefusesRecordsOfOtherSettings) {
   const ScratchFolder folder;
+  const ResultWriter::Settings one{{"a", "one"}};
   {
-    ResultWriter writer(folder.path(), IfResultsExist::kError, "settings one");
+    ResultWriter writer(folder.path(), IfResultsExist::kError, one);
     writer.write(record_of("a"));
     writer.finish();
   }
   const std::string before = read_text(folder / "results.jsonl");
-  for (const char* other : {"settings two", ""}) {
-    expect_user_error([&] { ResultWriter writer(folder.path(), IfResultsExist::kResume, other); },
-                      {"results.jsonl:1", "other settings"});
-  }
+  const ResultWriter::Settings two{{"a", "two"}};
+  expect_user_error([&] { ResultWriter writer(folder.path(), IfResultsExist::kResume, two); },
+                    {"results.jsonl:1", "other settings"});
   EXPECT_EQ(read_text(folder / "results.jsonl"), before);
-  const ResultWriter same(folder.path(), IfResultsExist::kResume, "settings one");
-  EXPECT_EQ(same.recorded().size(), 1U);
+  for (const ResultWriter::Settings& fitting : {one, ResultWriter::Settings{{"b", "two"}}}) {
+    const ResultWriter same(folder.path(), IfResultsExist::kResume, fitting);
+    EXPECT_EQ(same.recorded().size(), 1U);
+  }
+}
+
+// A job killed in the next document must not lose the records of this one.
+TEST(Results, RecordsOfADocumentReachTheDiskTogether) {
+  const ScratchFolder folder;
+  ResultWriter writer(folder.path(), IfResultsExist::kError);
+  const std::vector<json> first{record_of("a"), record_of("b"), record_of("c")};
+  writer.write(first);
+  EXPECT_EQ(records_in(folder.path()).size(), 3U);
+  std::this_thread::sleep_for(std::chrono::seconds(2));  // ten times what the first rewriting took, by far
+  const std::vector<json> second{record_of("d"), record_of("e")};
+  writer.write(second);
+  EXPECT_EQ(records_in(folder.path()).size(), 5U);
 }
 
 TEST(Results, ReplaceKeepsTheOldUntilTheFirstNewRecord) {

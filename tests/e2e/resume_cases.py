@@ -1,0 +1,95 @@
+"""What a resumed job keeps, and what it refuses because old and new records would not mean the same."""
+
+import os
+import signal
+
+import h5py
+
+import tiny_model
+from harness import Case, Run, records_of, shared_model
+
+
+class Resumed(Case):
+
+    def resume(self, **sections):
+        output = {"if_exists": "resume", **sections.pop("output", {})}
+        return self.config(output=output, **sections)
+
+    def test_killed_in_the_next_document(self):
+        """All records of a finished document are on the disk while the next is read, however long that takes."""
+        first = self.write("first.txt", tiny_model.document(50))
+        second = self.write("second.txt", tiny_model.document(40000, seed=2))
+        run = self.start(self.config(input={"documents": [str(first), str(second)], "prompts": ["What?", "Why?"]}))
+        path = self.out / "results.jsonl"
+        run.wait_for(lambda: path.exists() and path.read_text().count("\n") > 0, "records")
+        for pid in run.alive():
+            os.kill(pid, signal.SIGKILL)
+        run.wait()
+        records = records_of(self.out).values()
+        self.assertEqual(sorted(r["task"] for r in records), ["embed", "generate", "generate", "score"])
+        self.assertEqual({r["document"] for r in records}, {str(first)})
+
+    def test_fewer_tasks_keep_the_arrays(self):
+        score = next(iter(self.succeed(self.config(tasks=["score"])).values()))
+        records = self.succeed(self.resume(tasks=["embed"]))
+        self.assertEqual(len(records), 2)
+        self.assertIn(score, records.values())
+        with h5py.File(self.out / score["arrays"]) as file:
+            self.assertEqual(len(file["scores"]), score["document_tokens"])
+            self.assertEqual(file["embeddings"].shape[1], tiny_model.CONFIG["hidden_size"])
+
+    def refused(self, config, *words):
+        before = (self.out / "results.jsonl").read_bytes()
+        self.assert_refused(self.infer(config), "results.jsonl:1", *words)
+        self.assertEqual((self.out / "results.jsonl").read_bytes(), before)
+
+    def test_changed_settings(self):
+        self.succeed(self.config(tasks=["score"]))
+        self.refused(self.resume(tasks=["score", "embed"], attention={"window": 41}), "other settings")
+
+    def test_changed_document(self):
+        self.succeed(self.config(tasks=["score"]))
+        self.document.write_text(tiny_model.document(60, seed=5))
+        self.refused(self.resume(tasks=["score", "embed"]), "another text", self.document)
+
+    def test_another_opening(self):
+        """With prompts the chat template stands before the document, and every score depends on it."""
+        self.succeed(self.config(tasks=["score"], input={"prompts": None}))
+        self.refused(self.resume(), "other settings")
+
+
+class TokenFiles(Case):
+
+    def tokens_of(self, model):
+        tokens = self.dir / "tokens.h5"
+        made = Run(["tokenize", "--model", model, "--output", tokens, self.document], ranks=0).wait()
+        self.assertEqual(made.code, 0, made.err)
+        return self.config(input={"documents": None, "prompts": None, "tokens": str(tokens)}, tasks=["score"])
+
+    def test_of_another_tokenizer(self):
+        other = self.own_model()
+        file = other / "tokenizer.json"
+        file.write_text(file.read_text() + "\n")  # the same tokenizer to a reader, but another file
+        self.assert_refused(self.infer(self.tokens_of(other)), "another tokenizer", "tokens.h5",
+                            shared_model() / "tokenizer.json")
+
+    def test_begin_token_stands_before_them(self):
+        """Text and its token file are the same sequence, also where the model wants a token in front."""
+        model = self.own_model()
+        file = model / "tokenizer.json"
+        begin = '{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<|im_start|>","type_id":0}},' \
+                '{"Sequence":{"id":"A","type_id":0}}],"pair":[{"Sequence":{"id":"A","type_id":0}},' \
+                '{"Sequence":{"id":"B","type_id":1}}],"special_tokens":{"<|im_start|>":{"id":"<|im_start|>",' \
+                '"ids":[1],"tokens":["<|im_start|>"]}}}'
+        text = file.read_text()
+        self.assertEqual(text.count('"post_processor": null'), 1)
+        file.write_text(text.replace('"post_processor": null', '"post_processor": ' + begin))
+        config = self.tokens_of(model)
+        config["model"]["path"] = str(model)
+        from_tokens = next(iter(self.succeed(config).values()))
+        self.out = self.dir / "text"
+        of_text = self.config(model={"path": str(model)}, input={"prompts": None}, tasks=["score"])
+        from_text = next(iter(self.succeed(of_text).values()))
+        for key in ("sequence_tokens", "document_tokens", "predicted_tokens", "perplexity"):
+            self.assertEqual(from_tokens[key], from_text[key], key)
+        self.assertEqual(from_text["sequence_tokens"], from_text["document_tokens"] + 1)
