@@ -10,13 +10,6 @@
 
 namespace longhalo {
 
-/// Bytes held by all HostBuffers of this process now, and the most there have been at once.
-struct HostMemory {
-  int64_t current_bytes;
-  int64_t peak_bytes;
-};
-HostMemory host_memory();
-
 namespace detail {
 /// Throws UserError with the bytes asked for when the system has no memory left. `purpose` names the array.
 void* allocate_host(int64_t bytes, const char* purpose);

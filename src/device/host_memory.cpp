@@ -9,13 +9,8 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 std::atomic<int64_t> current_bytes{0};
-std::atomic<int64_t> peak_bytes{0};
 
 }  // namespace
-
-HostMemory host_memory() {
-  return {current_bytes.load(), peak_bytes.load()};
-}
 
 namespace detail {
 
@@ -28,10 +23,7 @@ void* allocate_host(int64_t bytes, const char* purpose) {
     throw UserError(text("out of host memory: ", bytes, " bytes for ", purpose, " could not be allocated"),
                     text("this process already holds ", current_bytes.load(), " bytes in arrays"),
                     "use more ranks or nodes, a shorter document, or a machine with more memory");
-  const int64_t now = current_bytes.fetch_add(bytes) + bytes;
-  int64_t seen = peak_bytes.load();
-  while (now > seen && !peak_bytes.compare_exchange_weak(seen, now)) {
-  }
+  current_bytes.fetch_add(bytes);
   return data;
 }
 
