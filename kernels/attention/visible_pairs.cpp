@@ -18,6 +18,7 @@ int64_t visible_pairs(const Attention<T>& p) {
   return pairs;
 }
 
+template int64_t visible_pairs(const Attention<BFloat16>&);  // doc_start on the host
 template int64_t visible_pairs(const Attention<float>&);
 template int64_t visible_pairs(const Attention<double>&);
 

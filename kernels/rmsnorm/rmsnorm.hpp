@@ -3,11 +3,22 @@
 
 #include <cstdint>
 
+#include "device/stream_handle.hpp"
+#include "kernels/common/fp8.hpp"
+
 namespace longhalo {
 
 /// x, out [n, D], weight [D]; out may be x.
 void rmsnorm(int64_t n, int64_t hidden, const float* x, const float* weight, float epsilon, float* out);
 void rmsnorm_reference(int64_t n, int64_t hidden, const double* x, const double* weight, double epsilon,
                        double* out);
+
+/// GPU: x [n, D] read once, out written once (weight in fp32, sums in fp32); out may be x. hidden a multiple
+/// of 8.
+void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
+             float epsilon, BFloat16* out);
+/// GPU, and the result quantised in the same pass.
+void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
+             float epsilon, const Fp8Rows& out);
 
 }  // namespace longhalo

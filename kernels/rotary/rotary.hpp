@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/bfloat16.hpp"
+#include "device/stream_handle.hpp"
+
 namespace longhalo {
 
 /// config.json's "rope_scaling" of type llama3 (Llama 3.1): low frequencies are divided by `factor`.
@@ -28,5 +31,12 @@ void rotary(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double
 /// The definition in fp64.
 void rotary_reference(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double>& frequencies,
                       double first_position, double step, double* x);
+
+/// GPU: x [n, heads, d] in place, row i at x + i * row_stride. `frequencies` [d/2] in device memory; angles
+/// in double, cosines once a token for all heads. When `position` (device memory) is set, it is added to
+/// first_position when the kernel runs.
+void rotary(StreamHandle stream, int64_t n, int64_t heads, int64_t head_dim, const double* frequencies,
+            double first_position, double step, BFloat16* x, int64_t row_stride,
+            const int64_t* position = nullptr);
 
 }  // namespace longhalo

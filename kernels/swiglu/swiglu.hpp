@@ -3,10 +3,18 @@
 
 #include <cstdint>
 
+#include "device/stream_handle.hpp"
+#include "kernels/common/fp8.hpp"
+
 namespace longhalo {
 
 /// gate_up [n, 2F]: each row holds F gates, then F ups. out [n, F]; must not overlap gate_up.
 void swiglu(int64_t n, int64_t ffn, const float* gate_up, float* out);
 void swiglu_reference(int64_t n, int64_t ffn, const double* gate_up, double* out);
+
+/// GPU: each element read once, out written once. ffn a multiple of 8.
+void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, BFloat16* out);
+/// GPU, and the result quantised in the same pass.
+void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Fp8Rows& out);
 
 }  // namespace longhalo

@@ -1,0 +1,52 @@
+// Keys and values of tokens on the GPU, from the projection to what attention reads: landmarks are pooled
+// over k BEFORE the rotary embedding and rotated at their segments' centres, k is rotated in place; one read
+// of k and v for both (landmark_pool.hpp and rotary.hpp have the definitions).
+//
+// A row of keys and values is [2, H_kv, d]: all keys of a token, then all its values, so that one message
+// carries a halo. Landmark rows look the same.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/bfloat16.hpp"
+#include "device/stream_handle.hpp"
+
+namespace longhalo {
+
+/// Floats of the pooling state of one open segment: m [H_kv], l [H_kv], k_sum [H_kv, d], v_sum [H_kv, d].
+inline int64_t pool_state_floats(int64_t kv_heads, int64_t head_dim) {
+  return 2 * kv_heads * (1 + head_dim);
+}
+
+/// One strided band: where its landmarks go.
+struct PoolTarget {
+  int64_t stride = 0;                     // tokens a segment
+  const float* landmark_query = nullptr;  // u [H_kv, d], or nullptr for 0
+  BFloat16* landmarks = nullptr;          // rows [2, H_kv, d]; row 0 is global segment first_row
+  int64_t first_row = 0;                  //
+  float* open = nullptr;                  // [pool_state_floats] the open segment's state
+};
+
+struct RotateAndPool {
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  const double* frequencies = nullptr;  // [d/2]
+  std::span<const PoolTarget> bands;    // at most kMaxBands; host memory
+};
+
+/// GPU, prefill: n tokens from `first_token` on, which is a multiple of every stride. kv [n, 2, H_kv, d], k
+/// before rotary; k is rotated in place, each complete segment's landmark is written, and the state of the
+/// segment that stays open (of zero tokens perhaps) replaces `open`. Deterministic. `workspace`:
+/// rotate_and_pool_workspace() bytes.
+void rotate_and_pool(StreamHandle stream, const RotateAndPool& keys, int64_t n, int64_t first_token,
+                     BFloat16* kv, void* workspace);
+int64_t rotate_and_pool_workspace(const RotateAndPool& keys, int64_t n);
+
+/// GPU, decode: n tokens from *position (device memory, read when the kernel runs) on. new_kv [n, 2, H_kv, d]
+/// is fed to the open segments, whose landmarks are written as they complete, rotated, and copied to rows
+/// *position - first_row .. of `rows`. For n of a few tokens up to a tile.
+void append_keys(StreamHandle stream, const RotateAndPool& keys, int64_t n, const int64_t* position,
+                 const BFloat16* new_kv, BFloat16* rows, int64_t first_row);
+
+}  // namespace longhalo

@@ -1,0 +1,40 @@
+// Matrix products on the GPU by cuBLASLt, with weights in the Hugging Face layout W [out, in]: c = a W^T.
+//
+// For every shape the library is asked once for its candidates, the fastest found is kept. The residual
+// stream is added in the epilogue. bf16 in and out with fp32 sums; fp8 with a scale a row of a (token) and a
+// row of W (output channel).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "core/bfloat16.hpp"
+#include "device/stream_handle.hpp"
+#include "kernels/common/fp8.hpp"
+#include "kernels/matmul/matmul.hpp"
+
+namespace longhalo {
+
+class DeviceMatmul {
+ public:
+  /// Holds a workspace of `workspace_bytes` on the current device; all products must be queued on `stream`.
+  explicit DeviceMatmul(StreamHandle stream, int64_t workspace_bytes = int64_t{64} << 20);
+  ~DeviceMatmul();
+  DeviceMatmul(const DeviceMatmul&) = delete;
+  DeviceMatmul& operator=(const DeviceMatmul&) = delete;
+
+  /// a [m, in], w [out, in], c [m, out], dense; kAdd adds to c. 16-byte aligned; in and out multiples of 8.
+  void run(int64_t m, int64_t out, int64_t in, const BFloat16* a, const BFloat16* w, BFloat16* c,
+           Accumulate accumulate = Accumulate::kOverwrite);
+  /// The same with an fp32 result (logits).
+  void run(int64_t m, int64_t out, int64_t in, const BFloat16* a, const BFloat16* w, float* c);
+  /// fp8 operands, bf16 result; in and out multiples of 16. Needs compute capability 8.9 or later.
+  void run(int64_t m, int64_t out, int64_t in, const ConstFp8Rows& a, const ConstFp8Rows& w, BFloat16* c,
+           Accumulate accumulate = Accumulate::kOverwrite);
+
+ private:
+  struct Plans;
+  std::unique_ptr<Plans> plans_;
+};
+
+}  // namespace longhalo
