@@ -36,7 +36,7 @@ endif()
 set(LONGHALO_HAVE_CUDA OFF)
 if(NOT LONGHALO_CUDA STREQUAL OFF)
   if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real)
+    set(CMAKE_CUDA_ARCHITECTURES 80 90a-real) # Ampere and, by its PTX, whatever comes later; Hopper
   endif()
   include(CheckLanguage)
   check_language(CUDA)
