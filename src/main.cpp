@@ -33,12 +33,10 @@ void run(const MpiSession& session, const CommandLine& command) {
   switch (command.subcommand) {
     case Subcommand::kInfer:
       return run_infer(session, config);
-    case Subcommand::kBenchAttention:
-      return run_bench_attention(session, config);
-    case Subcommand::kBenchPrefill:
-      return run_bench_prefill(session, config);
     case Subcommand::kTokenize:
       return;  // needs no ranks: main() has dealt with it
+    default:
+      return run_benchmark(session, command.subcommand, config);
   }
 }
 

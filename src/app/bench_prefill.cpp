@@ -5,6 +5,7 @@
 
 #include "app/bench.hpp"
 #include "app/bench_report.hpp"
+#include "app/device_setup.hpp"
 #include "app/model_setup.hpp"
 #include "app/plan.hpp"
 #include "core/clock.hpp"
@@ -71,14 +72,15 @@ void run_bench_prefill(const MpiSession& session, const Config& config) {
   const ShardPlan shards = plan_shards(weights.config, pattern, tokens, session.ranks());
 
   const double rate = measured_matmul_rate(session);
-  const JobPlan plan = plan_document(session, weights, pattern, shards, config.run.token_tile, rate, {}, 1);
+  const JobPlan plan =
+      plan_document(session, weights, pattern, shards, token_tile(config, RunDevice::kCpu), rate, {}, 1);
   session.together([&] { plan.require_memory(); });
   if (session.is_root()) log_info(plan.describe());
 
   std::vector<double> seconds;
   PrefillCost cost;
   for (int64_t repeat = 0; repeat < config.bench.repeats; ++repeat) {
-    Prefill prefill(session, weights, pattern, shards, config.run.token_tile);
+    Prefill prefill(session, weights, pattern, shards, token_tile(config, RunDevice::kCpu));
     Progress progress("prefill", tokens, ProgressUnit::kTokens, progress_options(session, config));
     check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
     const Stopwatch watch;
@@ -91,7 +93,8 @@ void run_bench_prefill(const MpiSession& session, const Config& config) {
   }
   const int64_t resident = process_memory().peak_resident;
   const double rate_after = measured_matmul_rate(session);
-  const double error = error_against_decoder(session, weights, pattern, document, config.run.token_tile);
+  const double error =
+      error_against_decoder(session, weights, pattern, document, token_tile(config, RunDevice::kCpu));
 
   std::sort(seconds.begin(), seconds.end());
   const double median = seconds[seconds.size() / 2];

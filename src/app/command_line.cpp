@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "app/bench.hpp"
 #include "core/error.hpp"
 #include "core/text.hpp"
 
@@ -27,13 +28,6 @@ bool is_first_process() {
   return launched_rank().value_or(0) == 0;
 }
 
-// A short option that stands for one config key.
-struct Shortcut {
-  const char* option;
-  const char* key;
-  const char* help;
-};
-
 class Parser {
  public:
   explicit Parser(CommandLine& result) : result_(result) {
@@ -47,23 +41,11 @@ class Parser {
     (void)infer;
     CLI::App* bench = app_.add_subcommand("bench", "Measure a part beside the machine's own rate");
     bench->require_subcommand(1);
-    CLI::App* attention =
-        add_job(*bench, "attention", Subcommand::kBenchAttention, "The attention kernel alone");
-    CLI::App* prefill =
-        add_job(*bench, "prefill", Subcommand::kBenchPrefill, "A whole prefill of random tokens");
-    for (CLI::App* job : {attention, prefill}) {
-      add_shortcut(*job, {"--tokens", "bench.tokens", "Length of the sequence"});
-      add_shortcut(*job, {"--repeats", "bench.repeats", "Timed runs"});
-      add_shortcut(*job, {"--window", "attention.window", "Window W in tokens"});
-      add_shortcut(*job,
-                   {"--stride", "attention.landmark_stride", "Landmark stride S in tokens, 0 for none"});
-      add_shortcut(*job, {"--bands", "attention.bands", "Bands, e.g. \"[[1, 0, 4096], [64, 4096, inf]]\""});
-      add_shortcut(*job, {"--json", "bench.json", "Write the result as JSON to this file"});
+    for (const Benchmark& one : benchmarks()) {
+      CLI::App* job = add_job(*bench, one.name, one.subcommand, one.help);
+      for (const Shortcut& shortcut : one.shortcuts)
+        add_shortcut(*job, shortcut);
     }
-    add_shortcut(*attention, {"--heads", "bench.heads", "Query heads"});
-    add_shortcut(*attention, {"--kv-heads", "bench.kv_heads", "Key/value heads"});
-    add_shortcut(*attention, {"--head-dim", "bench.head_dim", "Head dimension"});
-    add_shortcut(*prefill, {"--model", "model.path", "Model directory"});
     add_tokenize();
   }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/answers.hpp"
+#include "app/device_setup.hpp"
 #include "app/inputs.hpp"
 #include "app/job_log.hpp"
 #include "app/model_setup.hpp"
@@ -124,7 +125,7 @@ void InferJob::read_document(int64_t index) {
         config_.generate.max_new_tokens, config_.generate.temperature, config_.generate.top_p,
         static_cast<uint64_t>(config_.generate.seed) + (static_cast<uint64_t>(index) << 32)};
     answers = answer_prompts(session_, weights_, pattern_, *context, sequence, work.prompts, options,
-                             config_.run.token_tile, progress_options(session_, config_));
+                             token_tile(config_, RunDevice::kCpu), progress_options(session_, config_));
   }
   run.finish(session_);
 
@@ -171,12 +172,13 @@ DocumentRun InferJob::prefill_document(const Sequence& sequence, const Work& wor
   const Stopwatch watch;
   const auto tokens = static_cast<int64_t>(sequence.tokens.size());
   const ShardPlan shards = plan_shards(shape_, pattern_, tokens, session_.ranks());
-  const JobPlan plan = plan_document(session_, weights_, pattern_, shards, config_.run.token_tile,
-                                     matmul_rate_, work, config_.embed.chunk_tokens);
+  const JobPlan plan =
+      plan_document(session_, weights_, pattern_, shards, token_tile(config_, RunDevice::kCpu), matmul_rate_,
+                    work, config_.embed.chunk_tokens);
   session_.together([&] { plan.require_memory(); });
   if (session_.is_root()) log_info(plan.describe());
 
-  Prefill prefill(session_, weights_, pattern_, shards, config_.run.token_tile);
+  Prefill prefill(session_, weights_, pattern_, shards, token_tile(config_, RunDevice::kCpu));
   {
     Progress progress("prefill", tokens, ProgressUnit::kTokens, progress_options(session_, config_));
     context = prefill.run(

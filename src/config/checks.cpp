@@ -25,6 +25,7 @@ class Checker {
     check_model();
     check_input();
     check_generate();
+    check_run();
     check_bench();
   }
 
@@ -139,7 +140,8 @@ class Checker {
             text(told(first),
                  " has no effect: model.shape is for model.weights: random; a checkpoint has its own"));
     }
-    const bool runs_model = subcommand_ == Subcommand::kInfer || subcommand_ == Subcommand::kBenchPrefill;
+    const bool runs_model = subcommand_ == Subcommand::kInfer || subcommand_ == Subcommand::kBenchPrefill ||
+                            subcommand_ == Subcommand::kBenchLayer;
     if (runs_model && model.path.empty() && model.weights == WeightsSource::kCheckpoint) {
       fault({"model.path", "model.weights"}, "model.path is missing: the directory of the model");
     }
@@ -199,8 +201,31 @@ class Checker {
     }
   }
 
+  void check_run() {
+    const Config::Run& run = config_.run;
+    const auto only_cuda = [&](std::string_view key) {
+      fault({key, "run.device"},
+            text(told(key), " is for GPUs, but ", told("run.device"), "; remove one of the two"));
+    };
+    if (run.device == DeviceChoice::kCpu) {
+      if (run.precision == PrecisionChoice::kBf16 || run.precision == PrecisionChoice::kFp8)
+        fault({"run.precision", "run.device"}, text(told("run.precision"), " is for GPUs, but ",
+                                                    told("run.device"), "; the CPU computes in fp32"));
+      if (run.transport == TransportChoice::kNccl || run.transport == TransportChoice::kStaged)
+        only_cuda("run.transport");
+      if (run.share_gpus) only_cuda("run.share_gpus");
+      if (config_.bench.kernel != KernelChoice::kAuto) only_cuda("bench.kernel");
+    }
+    if (run.device == DeviceChoice::kCuda && run.precision == PrecisionChoice::kFp32)
+      fault({"run.precision", "run.device"}, text(told("run.precision"), " is for the CPU, but ",
+                                                  told("run.device"), "; the GPU computes in bf16 or fp8"));
+  }
+
   void check_bench() {
     check_heads("bench", config_.bench.heads, config_.bench.kv_heads, config_.bench.head_dim);
+    if ((config_.bench.outputs == 0) != (config_.bench.inputs == 0))
+      fault({"bench.outputs", "bench.inputs"},
+            text(told("bench.outputs"), " and ", told("bench.inputs"), ": give both of them, or none"));
   }
 
   bool does(Task task) const {

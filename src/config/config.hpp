@@ -20,9 +20,22 @@ enum class WeightsSource { kCheckpoint, kRandom };
 enum class Task { kGenerate, kScore, kEmbed };
 enum class IfExists { kError, kResume, kReplace };
 enum class ProgressMode { kAuto, kBar, kLines, kOff };
+enum class DeviceChoice { kAuto, kCpu, kCuda };
+enum class PrecisionChoice { kAuto, kFp32, kBf16, kFp8 };
+enum class TransportChoice { kAuto, kNccl, kMpi, kStaged };
+enum class KernelChoice { kAuto, kHopper, kPortable, kAll };
 
 /// What is run decides which keys are needed.
-enum class Subcommand { kInfer, kTokenize, kBenchAttention, kBenchPrefill };
+enum class Subcommand {
+  kInfer,
+  kTokenize,
+  kBenchAttention,
+  kBenchCopy,
+  kBenchGemm,
+  kBenchHalo,
+  kBenchLayer,
+  kBenchPrefill
+};
 
 /// `far` of a band that reaches back to the first token; "inf" in YAML.
 inline constexpr int64_t kFarUnlimited = std::numeric_limits<int64_t>::max();
@@ -90,8 +103,12 @@ struct Config {
   };
 
   struct Run {
-    int64_t threads = 0;  // 0: the cores of the rank
-    int64_t token_tile = 1024;
+    DeviceChoice device = DeviceChoice::kAuto;
+    PrecisionChoice precision = PrecisionChoice::kAuto;
+    TransportChoice transport = TransportChoice::kAuto;
+    bool share_gpus = false;  // several ranks may use one GPU
+    int64_t threads = 0;      // 0: the cores of the rank
+    int64_t token_tile = 0;   // tokens; 0: by the device
     ProgressMode progress = ProgressMode::kAuto;
     std::string log;  // see log_path()
     bool operator==(const Run&) const = default;
@@ -103,7 +120,12 @@ struct Config {
     int64_t heads = 9;
     int64_t kv_heads = 3;
     int64_t head_dim = 64;
-    std::string json;  // empty: no JSON output
+    int64_t first_query = 0;  // token position
+    KernelChoice kernel = KernelChoice::kAuto;
+    int64_t outputs = 0;  // of one matrix product; 0: the products of an 8B layer
+    int64_t inputs = 0;
+    int64_t bytes = 0;  // 0: by the benchmark
+    std::string json;   // empty: no JSON output
     bool operator==(const Bench&) const = default;
   };
 

@@ -112,26 +112,51 @@ ConfigSchema make_schema() {
           "the rest, or replace them."));
 
   all.sections.push_back({"run", "How the job runs."});
+  all.keys.push_back(key("run.device", Choice<DeviceChoice>{{"auto", "cpu", "cuda"}}, FIELD(run.device),
+                         "auto is cuda where this build and every rank's host have a GPU, else cpu."));
+  all.keys.push_back(key("run.precision", Choice<PrecisionChoice>{{"auto", "fp32", "bf16", "fp8"}},
+                         FIELD(run.precision),
+                         "auto is fp32 on the CPU and bf16 on CUDA, and there is no other on the CPU; fp8 "
+                         "makes the layers' matrix products in e4m3, all else in bf16."));
+  all.keys.push_back(key("run.transport", Choice<TransportChoice>{{"auto", "nccl", "mpi", "staged"}},
+                         FIELD(run.transport),
+                         "How ranks exchange device memory: by NCCL, by an MPI that takes device pointers, "
+                         "or through host memory; auto is the first of them that works. CPU ranks use MPI."));
+  all.keys.push_back(key("run.share_gpus", Switch{}, FIELD(run.share_gpus),
+                         "Several ranks may use one GPU, for tests; otherwise that is an error."));
   all.keys.push_back(key("run.threads", whole(0, 4096), FIELD(run.threads),
                          "Threads of a rank; 0 is OMP_NUM_THREADS, else the cores that the launcher binds "
                          "the rank to, else its share of the host's."));
-  all.keys.push_back(key("run.token_tile", whole(1, 1 << 20), FIELD(run.token_tile),
-                         "Tokens that go through a layer at once; temporaries grow with it."));
+  all.keys.push_back(key("run.token_tile", whole(0, 1 << 20), FIELD(run.token_tile),
+                         "Tokens that go through a layer at once; temporaries grow with it. 0 is 1024 on the "
+                         "CPU and 16384 on CUDA."));
   all.keys.push_back(key("run.progress", Choice<ProgressMode>{{"auto", "bar", "lines", "off"}},
                          FIELD(run.progress), "auto is a bar on a terminal and plain lines elsewhere."));
   all.keys.push_back(
       key("run.log", text, FIELD(run.log), "File of the JSONL log; empty is log.jsonl in output.directory."));
 
   all.sections.push_back({"bench", "What longhalo bench measures."});
-  all.keys.push_back(
-      key("bench.tokens", whole(1, kMostTokens), FIELD(bench.tokens), "Tokens of the sequence."));
+  all.keys.push_back(key("bench.tokens", whole(1, kMostTokens), FIELD(bench.tokens),
+                         "Tokens: queries of the attention benchmark, rows of a matrix product."));
   all.keys.push_back(key("bench.repeats", whole(1, 100000), FIELD(bench.repeats), "Timed repetitions."));
   all.keys.push_back(
       key("bench.heads", whole(1, 4096), FIELD(bench.heads), "Query heads of the attention benchmark."));
   all.keys.push_back(key("bench.kv_heads", whole(1, 4096), FIELD(bench.kv_heads),
                          "Key/value heads of the attention benchmark; divides the query heads."));
   all.keys.push_back(key("bench.head_dim", whole(8, 256), FIELD(bench.head_dim),
-                         "Head dimension of the attention benchmark; a multiple of 8."));
+                         "Head dimension of the attention benchmark; a multiple of 8, on CUDA 64 or 128."));
+  all.keys.push_back(key("bench.first_query", whole(0, kMostTokens), FIELD(bench.first_query),
+                         "Position of the first query, as of a shard in the middle of a longer sequence."));
+  all.keys.push_back(
+      key("bench.kernel", Choice<KernelChoice>{{"auto", "hopper", "portable", "all"}}, FIELD(bench.kernel),
+          "Attention kernel on CUDA: auto is the fastest that the GPU has, all each in turn."));
+  all.keys.push_back(key("bench.outputs", whole(0, 1 << 22), FIELD(bench.outputs),
+                         "Outputs of the one matrix product to measure; 0 is the products of an 8B layer."));
+  all.keys.push_back(key("bench.inputs", whole(0, 1 << 22), FIELD(bench.inputs),
+                         "Inputs of the one matrix product to measure; 0 is the products of an 8B layer."));
+  all.keys.push_back(key("bench.bytes", whole(0, int64_t{1} << 40), FIELD(bench.bytes),
+                         "Bytes that the copy benchmark moves, or the halo benchmark's longest message; 0 is "
+                         "4 GiB on CUDA and 512 MiB on the CPU for copy, 256 MiB for halo."));
   all.keys.push_back(
       key("bench.json", text, FIELD(bench.json), "File for the results as JSON; empty prints a table only."));
   return all;

@@ -113,6 +113,17 @@ bool AutoOrNumber::read(const YAML::Node& node, const ValueContext& context, Val
   return true;
 }
 
+bool Switch::read(const YAML::Node& node, const ValueContext& context, Value& value) const {
+  const bool on = node.IsScalar() && !is_quoted(node) && node.Scalar() == "true";
+  const bool off = node.IsScalar() && !is_quoted(node) && node.Scalar() == "false";
+  if (!on && !off) {
+    context.fault(node, kind_of(node) + "; it takes " + type());
+    return false;
+  }
+  value = on;
+  return true;
+}
+
 bool TextValue::read(const YAML::Node& node, const ValueContext& context, Value& value) const {
   if (!node.IsScalar()) {
     std::string_view advice = "; it takes a text";

@@ -49,6 +49,14 @@ struct AutoOrNumber {
   std::string type() const { return "auto or " + number.type(); }
 };
 
+/// true or false.
+struct Switch {
+  using Value = bool;
+  bool read(const YAML::Node& node, const ValueContext& context, Value& value) const;
+  Json write(Value value) const { return value; }
+  std::string type() const { return "true or false"; }
+};
+
 struct TextValue {
   using Value = std::string;
   bool read(const YAML::Node& node, const ValueContext& context, Value& value) const;

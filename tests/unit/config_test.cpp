@@ -113,8 +113,25 @@ Config unusual_config() {
   config.generate = {.max_new_tokens = 7, .temperature = 0.1, .top_p = 1e-7, .seed = 12};
   config.embed.chunk_tokens = 33;
   config.output = {.directory = "/out/dir", .if_exists = IfExists::kResume};
-  config.run = {.threads = 3, .token_tile = 99, .progress = ProgressMode::kOff, .log = "yes"};
-  config.bench = {.tokens = 5, .repeats = 6, .heads = 12, .kv_heads = 2, .head_dim = 128, .json = "b.json"};
+  config.run = {.device = DeviceChoice::kCuda,
+                .precision = PrecisionChoice::kFp8,
+                .transport = TransportChoice::kStaged,
+                .share_gpus = true,
+                .threads = 3,
+                .token_tile = 99,
+                .progress = ProgressMode::kOff,
+                .log = "yes"};
+  config.bench = {.tokens = 5,
+                  .repeats = 6,
+                  .heads = 12,
+                  .kv_heads = 2,
+                  .head_dim = 128,
+                  .first_query = 3,
+                  .kernel = KernelChoice::kPortable,
+                  .outputs = 16,
+                  .inputs = 32,
+                  .bytes = 9,
+                  .json = "b.json"};
   return config;
 }
 
@@ -139,7 +156,7 @@ input:
 tasks: [embed, generate]
 generate: {temperature: 0.7, top_p: .9, max_new_tokens: +5}
 output: {directory: 2024, if_exists: resume}
-run: {progress: lines}
+run: {progress: lines, device: cuda, precision: fp8, transport: staged, share_gpus: true}
 )",
                                          "x.yaml");
   EXPECT_EQ(config.model.weights, WeightsSource::kRandom);
@@ -156,6 +173,10 @@ run: {progress: lines}
   EXPECT_EQ(config.output.directory, "2024");
   EXPECT_EQ(config.output.if_exists, IfExists::kResume);
   EXPECT_EQ(config.run.progress, ProgressMode::kLines);
+  EXPECT_EQ(config.run.device, DeviceChoice::kCuda);
+  EXPECT_EQ(config.run.precision, PrecisionChoice::kFp8);
+  EXPECT_EQ(config.run.transport, TransportChoice::kStaged);
+  EXPECT_TRUE(config.run.share_gpus);
 }
 
 TEST(Config, OverrideBeatsEnvironmentBeatsFileBeatsDefault) {
@@ -177,7 +198,7 @@ TEST(Config, OverrideBeatsEnvironmentBeatsFileBeatsDefault) {
   EXPECT_EQ(config.model.shape.layers, 4);
   EXPECT_EQ(config.tasks, std::vector<Task>{Task::kScore});
   EXPECT_EQ(config.input.prompts, (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(config.run.token_tile, 1024);
+  EXPECT_EQ(config.run.token_tile, 0);
 }
 
 TEST(Config, OverridesTakeSectionsListsAndEmptyText) {
@@ -298,8 +319,8 @@ TEST(ConfigFaults, HintsKnowTheSection) {
   EXPECT_TRUE(holds(faults("bench: {sead: 5}"), "did you mean "));
   EXPECT_TRUE(holds(faults("generate: {sead: 5}"), "did you mean generate.seed?"));
   EXPECT_TRUE(holds(faults("model: {layers: 5}"), "did you mean model.shape.layers?"));
-  EXPECT_TRUE(
-      holds(faults("run: {qqqqqqqq: 5}"), "'run.qqqqqqqq'; run has threads, token_tile, progress, log"));
+  EXPECT_TRUE(holds(faults("run: {qqqqqqqq: 5}"),
+                    "'run.qqqqqqqq'; run has device, precision, transport, share_gpus, threads, token_tile"));
   EXPECT_TRUE(holds(faults("zzzzzzzzzz: 5"), "the config has model, attention, input"));
 }
 
@@ -375,6 +396,34 @@ TEST(ConfigFaults, ModelsThatCannotBe) {
   EXPECT_TRUE(holds(faults("model: {weights: random, shape: {layers: 1000000000}}"), "out of range"));
   EXPECT_TRUE(
       holds(faults("bench: {heads: 9, kv_heads: 4}"), "bench.kv_heads 4 (x.yaml:1:19) does not divide"));
+}
+
+TEST(ConfigFaults, DevicesThatCannotBe) {
+  const auto run = [](const std::string& keys) { return faults("run: {" + keys + "}"); };
+  for (const char* good : {"device: cuda", "device: cpu", "device: cpu, precision: fp32",
+                           "device: cpu, transport: mpi", "device: cuda, precision: fp8, transport: nccl",
+                           "precision: bf16", "precision: fp32", "share_gpus: true", "share_gpus: false",
+                           "device: cuda, share_gpus: true, transport: staged", "token_tile: 0"}) {
+    EXPECT_EQ(run(good), "") << good;
+  }
+  EXPECT_TRUE(holds(run("device: cpu, precision: bf16"),
+                    "x.yaml:1:20: run.precision \"bf16\" (x.yaml:1:20) is for GPUs, but run.device \"cpu\" "
+                    "(x.yaml:1:7); the CPU computes in fp32"));
+  EXPECT_TRUE(holds(run("device: cpu, precision: fp8"), "run.precision \"fp8\""));
+  EXPECT_TRUE(holds(run("device: cuda, precision: fp32"),
+                    "run.precision \"fp32\" (x.yaml:1:21) is for the CPU, but run.device \"cuda\""));
+  EXPECT_TRUE(holds(run("device: cpu, transport: nccl"), "run.transport \"nccl\""));
+  EXPECT_TRUE(holds(run("device: cpu, transport: staged"), "run.transport \"staged\""));
+  EXPECT_TRUE(holds(run("device: cpu, share_gpus: true"), "run.share_gpus true (x.yaml:1:20) is for GPUs"));
+  EXPECT_TRUE(holds(faults("{run: {device: cpu}, bench: {kernel: hopper}}"), "bench.kernel \"hopper\""));
+  EXPECT_TRUE(holds(run("device: gpu"), "run.device is 'gpu'"));
+  EXPECT_TRUE(holds(run("precision: fp16"), "run.precision is 'fp16'"));
+  for (const char* value : {"yes", "1", "'true'", "[true]", "", "True"})
+    EXPECT_TRUE(holds(run(text("share_gpus: ", value)), "it takes true or false")) << value;
+  EXPECT_EQ(count_faults(run("device: cpu, precision: bf16, transport: nccl, share_gpus: true")), 3);
+  EXPECT_EQ(count_faults(run("device: gpu, precision: fp32")), 1) << "what is not known rules nothing out";
+  EXPECT_TRUE(holds(faults("bench: {outputs: 8}"), "give both of them, or none"));
+  EXPECT_EQ(faults("bench: {outputs: 8, inputs: 8}"), "");
 }
 
 TEST(ConfigFaults, RequirementsDependOnTheSubcommand) {

@@ -1,0 +1,40 @@
+// Which device this job computes on: what the config asks for, met with what the hosts have.
+//
+// All ranks compute on the same kind of device. GPUs go to the ranks of a host in turn, one each; two ranks
+// on one GPU is an error unless run.share_gpus says that it is meant.
+#pragma once
+
+#include <memory>
+
+#include "comm/mpi_session.hpp"
+#include "config/config.hpp"
+#ifdef LONGHALO_HAVE_CUDA
+#include "device/device.hpp"
+#endif
+
+namespace longhalo {
+
+enum class RunDevice { kCpu, kCuda };
+
+/// run.device, with auto answered: cuda where this build has CUDA and every rank sees a GPU. Throws UserError
+/// (on all ranks) where the GPU asked for is not there, and where some ranks have one and others have not.
+/// Collective.
+RunDevice run_device(const MpiSession& session, const Config& config);
+
+/// run.precision, with auto answered: fp32 on the CPU, bf16 on CUDA. Throws UserError where `device` does not
+/// compute in what is asked for; the same on every rank.
+PrecisionChoice run_precision(const Config& config, RunDevice device);
+
+/// run.token_tile, with 0 answered.
+int64_t token_tile(const Config& config, RunDevice device);
+
+/// "CPU" or "CUDA", for titles.
+const char* device_word(RunDevice device);
+
+#ifdef LONGHALO_HAVE_CUDA
+/// This rank's GPU, made current. Throws UserError (on all ranks) when it cannot be used and when two ranks
+/// would share one without run.share_gpus. Collective.
+std::unique_ptr<Device> open_gpu(const MpiSession& session, const Config& config);
+#endif
+
+}  // namespace longhalo
