@@ -32,8 +32,8 @@ std::string why_no_gpu() {
 }  // namespace
 
 RunDevice run_device(const MpiSession& session, const Config& config) {
-  if (config.run.device == DeviceChoice::kCpu) return RunDevice::kCpu;
-  const bool asked = config.run.device == DeviceChoice::kCuda;
+  if (config.run.device == DeviceSetting::kCpu) return RunDevice::kCpu;
+  const bool asked = config.run.device == DeviceSetting::kCuda;
   const bool here = has_gpu();
   const int64_t with_gpu = sum_over_ranks(session, here ? 1 : 0);
   session.together([&] {
@@ -47,12 +47,12 @@ RunDevice run_device(const MpiSession& session, const Config& config) {
   return here ? RunDevice::kCuda : RunDevice::kCpu;
 }
 
-PrecisionChoice run_precision(const Config& config, RunDevice device) {
-  const PrecisionChoice asked = config.run.precision;
+PrecisionSetting run_precision(const Config& config, RunDevice device) {
+  const PrecisionSetting asked = config.run.precision;
   const bool fits =
-      device == RunDevice::kCpu ? asked == PrecisionChoice::kFp32 : asked != PrecisionChoice::kFp32;
-  if (asked == PrecisionChoice::kAuto)
-    return device == RunDevice::kCpu ? PrecisionChoice::kFp32 : PrecisionChoice::kBf16;
+      device == RunDevice::kCpu ? asked == PrecisionSetting::kFp32 : asked != PrecisionSetting::kFp32;
+  if (asked == PrecisionSetting::kAuto)
+    return device == RunDevice::kCpu ? PrecisionSetting::kFp32 : PrecisionSetting::kBf16;
   if (fits) return asked;
   if (device == RunDevice::kCpu)
     throw UserError("the CPU computes in fp32 alone", "run.precision bf16 or fp8, and there is no GPU",
@@ -64,6 +64,20 @@ PrecisionChoice run_precision(const Config& config, RunDevice device) {
 int64_t token_tile(const Config& config, RunDevice device) {
   if (config.run.token_tile > 0) return config.run.token_tile;
   return device == RunDevice::kCpu ? kCpuTokenTile : kCudaTokenTile;
+}
+
+TransportChoice transport_choice(const Config& config) {
+  switch (config.run.transport) {
+    case TransportSetting::kAuto:
+      return TransportChoice::kAuto;
+    case TransportSetting::kNccl:
+      return TransportChoice::kNccl;
+    case TransportSetting::kMpi:
+      return TransportChoice::kMpi;
+    case TransportSetting::kStaged:
+      return TransportChoice::kStaged;
+  }
+  throw InvariantError("every choice of run.transport is known", std::source_location::current());
 }
 
 const char* device_word(RunDevice device) {

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "comm/mpi_session.hpp"
+#include "comm/transport_choice.hpp"
 #include "config/config.hpp"
 #ifdef LONGHALO_HAVE_CUDA
 #include "device/device.hpp"
@@ -23,10 +24,12 @@ RunDevice run_device(const MpiSession& session, const Config& config);
 
 /// run.precision, with auto answered: fp32 on the CPU, bf16 on CUDA. Throws UserError where `device` does not
 /// compute in what is asked for; the same on every rank.
-PrecisionChoice run_precision(const Config& config, RunDevice device);
+PrecisionSetting run_precision(const Config& config, RunDevice device);
 
 /// run.token_tile, with 0 answered.
 int64_t token_tile(const Config& config, RunDevice device);
+
+TransportChoice transport_choice(const Config& config);
 
 /// "CPU" or "CUDA", for titles.
 const char* device_word(RunDevice device);

@@ -207,16 +207,16 @@ class Checker {
       fault({key, "run.device"},
             text(told(key), " is for GPUs, but ", told("run.device"), "; remove one of the two"));
     };
-    if (run.device == DeviceChoice::kCpu) {
-      if (run.precision == PrecisionChoice::kBf16 || run.precision == PrecisionChoice::kFp8)
+    if (run.device == DeviceSetting::kCpu) {
+      if (run.precision == PrecisionSetting::kBf16 || run.precision == PrecisionSetting::kFp8)
         fault({"run.precision", "run.device"}, text(told("run.precision"), " is for GPUs, but ",
                                                     told("run.device"), "; the CPU computes in fp32"));
-      if (run.transport == TransportChoice::kNccl || run.transport == TransportChoice::kStaged)
+      if (run.transport == TransportSetting::kNccl || run.transport == TransportSetting::kStaged)
         only_cuda("run.transport");
       if (run.share_gpus) only_cuda("run.share_gpus");
-      if (config_.bench.kernel != KernelChoice::kAuto) only_cuda("bench.kernel");
+      if (config_.bench.kernel != KernelSetting::kAuto) only_cuda("bench.kernel");
     }
-    if (run.device == DeviceChoice::kCuda && run.precision == PrecisionChoice::kFp32)
+    if (run.device == DeviceSetting::kCuda && run.precision == PrecisionSetting::kFp32)
       fault({"run.precision", "run.device"}, text(told("run.precision"), " is for the CPU, but ",
                                                   told("run.device"), "; the GPU computes in bf16 or fp8"));
   }

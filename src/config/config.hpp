@@ -20,10 +20,10 @@ enum class WeightsSource { kCheckpoint, kRandom };
 enum class Task { kGenerate, kScore, kEmbed };
 enum class IfExists { kError, kResume, kReplace };
 enum class ProgressMode { kAuto, kBar, kLines, kOff };
-enum class DeviceChoice { kAuto, kCpu, kCuda };
-enum class PrecisionChoice { kAuto, kFp32, kBf16, kFp8 };
-enum class TransportChoice { kAuto, kNccl, kMpi, kStaged };
-enum class KernelChoice { kAuto, kHopper, kPortable, kAll };
+enum class DeviceSetting { kAuto, kCpu, kCuda };
+enum class PrecisionSetting { kAuto, kFp32, kBf16, kFp8 };
+enum class TransportSetting { kAuto, kNccl, kMpi, kStaged };
+enum class KernelSetting { kAuto, kHopper, kPortable, kAll };
 
 /// What is run decides which keys are needed.
 enum class Subcommand {
@@ -103,9 +103,9 @@ struct Config {
   };
 
   struct Run {
-    DeviceChoice device = DeviceChoice::kAuto;
-    PrecisionChoice precision = PrecisionChoice::kAuto;
-    TransportChoice transport = TransportChoice::kAuto;
+    DeviceSetting device = DeviceSetting::kAuto;
+    PrecisionSetting precision = PrecisionSetting::kAuto;
+    TransportSetting transport = TransportSetting::kAuto;
     bool share_gpus = false;  // several ranks may use one GPU
     int64_t threads = 0;      // 0: the cores of the rank
     int64_t token_tile = 0;   // tokens; 0: by the device
@@ -121,7 +121,7 @@ struct Config {
     int64_t kv_heads = 3;
     int64_t head_dim = 64;
     int64_t first_query = 0;  // token position
-    KernelChoice kernel = KernelChoice::kAuto;
+    KernelSetting kernel = KernelSetting::kAuto;
     int64_t outputs = 0;  // of one matrix product; 0: the products of an 8B layer
     int64_t inputs = 0;
     int64_t bytes = 0;  // 0: by the benchmark

@@ -112,13 +112,13 @@ ConfigSchema make_schema() {
           "the rest, or replace them."));
 
   all.sections.push_back({"run", "How the job runs."});
-  all.keys.push_back(key("run.device", Choice<DeviceChoice>{{"auto", "cpu", "cuda"}}, FIELD(run.device),
+  all.keys.push_back(key("run.device", Choice<DeviceSetting>{{"auto", "cpu", "cuda"}}, FIELD(run.device),
                          "auto is cuda where this build and every rank's host have a GPU, else cpu."));
-  all.keys.push_back(key("run.precision", Choice<PrecisionChoice>{{"auto", "fp32", "bf16", "fp8"}},
+  all.keys.push_back(key("run.precision", Choice<PrecisionSetting>{{"auto", "fp32", "bf16", "fp8"}},
                          FIELD(run.precision),
                          "auto is fp32 on the CPU and bf16 on CUDA, and there is no other on the CPU; fp8 "
                          "makes the layers' matrix products in e4m3, all else in bf16."));
-  all.keys.push_back(key("run.transport", Choice<TransportChoice>{{"auto", "nccl", "mpi", "staged"}},
+  all.keys.push_back(key("run.transport", Choice<TransportSetting>{{"auto", "nccl", "mpi", "staged"}},
                          FIELD(run.transport),
                          "How ranks exchange device memory: by NCCL, by an MPI that takes device pointers, "
                          "or through host memory; auto is the first of them that works. CPU ranks use MPI."));
@@ -148,7 +148,7 @@ ConfigSchema make_schema() {
   all.keys.push_back(key("bench.first_query", whole(0, kMostTokens), FIELD(bench.first_query),
                          "Position of the first query, as of a shard in the middle of a longer sequence."));
   all.keys.push_back(
-      key("bench.kernel", Choice<KernelChoice>{{"auto", "hopper", "portable", "all"}}, FIELD(bench.kernel),
+      key("bench.kernel", Choice<KernelSetting>{{"auto", "hopper", "portable", "all"}}, FIELD(bench.kernel),
           "Attention kernel on CUDA: auto is the fastest that the GPU has, all each in turn."));
   all.keys.push_back(key("bench.outputs", whole(0, 1 << 22), FIELD(bench.outputs),
                          "Outputs of the one matrix product to measure; 0 is the products of an 8B layer."));

@@ -113,9 +113,9 @@ Config unusual_config() {
   config.generate = {.max_new_tokens = 7, .temperature = 0.1, .top_p = 1e-7, .seed = 12};
   config.embed.chunk_tokens = 33;
   config.output = {.directory = "/out/dir", .if_exists = IfExists::kResume};
-  config.run = {.device = DeviceChoice::kCuda,
-                .precision = PrecisionChoice::kFp8,
-                .transport = TransportChoice::kStaged,
+  config.run = {.device = DeviceSetting::kCuda,
+                .precision = PrecisionSetting::kFp8,
+                .transport = TransportSetting::kStaged,
                 .share_gpus = true,
                 .threads = 3,
                 .token_tile = 99,
@@ -127,7 +127,7 @@ Config unusual_config() {
                   .kv_heads = 2,
                   .head_dim = 128,
                   .first_query = 3,
-                  .kernel = KernelChoice::kPortable,
+                  .kernel = KernelSetting::kPortable,
                   .outputs = 16,
                   .inputs = 32,
                   .bytes = 9,
@@ -173,9 +173,9 @@ run: {progress: lines, device: cuda, precision: fp8, transport: staged, share_gp
   EXPECT_EQ(config.output.directory, "2024");
   EXPECT_EQ(config.output.if_exists, IfExists::kResume);
   EXPECT_EQ(config.run.progress, ProgressMode::kLines);
-  EXPECT_EQ(config.run.device, DeviceChoice::kCuda);
-  EXPECT_EQ(config.run.precision, PrecisionChoice::kFp8);
-  EXPECT_EQ(config.run.transport, TransportChoice::kStaged);
+  EXPECT_EQ(config.run.device, DeviceSetting::kCuda);
+  EXPECT_EQ(config.run.precision, PrecisionSetting::kFp8);
+  EXPECT_EQ(config.run.transport, TransportSetting::kStaged);
   EXPECT_TRUE(config.run.share_gpus);
 }
 
