@@ -1,7 +1,7 @@
 #include "comm/halo_exchange.hpp"
 
 #include "comm/message_parts.hpp"
-#include "core/clock.hpp"
+#include "comm/wait_all.hpp"
 #include "core/error.hpp"
 
 namespace longhalo {
@@ -61,11 +61,8 @@ void HaloExchange::poll() {
 }
 
 void HaloExchange::wait() {
-  const Stopwatch watch;
-  check_mpi(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE),
-            "MPI_Waitall");
+  wait_all(requests_, cost_);
   requests_.clear();
-  cost_.exposed_seconds += watch.seconds();
 }
 
 }  // namespace longhalo

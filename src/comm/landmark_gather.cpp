@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "core/clock.hpp"
+#include "comm/wait_all.hpp"
 #include "core/error.hpp"
 
 namespace longhalo {
@@ -51,9 +51,7 @@ void LandmarkGather::poll() {
 }
 
 void LandmarkGather::wait() {
-  const Stopwatch watch;
-  check_mpi(MPI_Waitall(2, requests_, MPI_STATUSES_IGNORE), "MPI_Waitall");
-  cost_.exposed_seconds += watch.seconds();
+  wait_all(requests_, cost_);
 }
 
 }  // namespace longhalo

@@ -33,7 +33,7 @@ void check_mpi(int code, const char* call) {
 
 MpiSession::MpiSession(int* argc, char*** argv) : owns_mpi_(true) {
   int provided = 0;
-  check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   join(MPI_COMM_WORLD);
   set_log_rank(rank_);
   refuse_disconnected_tasks(ranks_);
@@ -48,6 +48,7 @@ void MpiSession::join(MPI_Comm parent) {
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(comm_, &ranks_), "MPI_Comm_size");
+  check_mpi(MPI_Query_thread(&thread_level_), "MPI_Query_thread");
   MPI_Comm node = MPI_COMM_NULL;
   check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node),
             "MPI_Comm_split_type");

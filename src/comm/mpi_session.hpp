@@ -28,8 +28,9 @@ class JointError : public std::runtime_error {
 
 class MpiSession {
  public:
-  /// Calls MPI_Init_thread (funneled). Throws UserError when Slurm started several tasks but MPI sees one
-  /// rank.
+  /// Calls MPI_Init_thread, asking for MPI_THREAD_MULTIPLE: messages staged for a GPU are sent by a thread of
+  /// CUDA's. What MPI grants is thread_level(). Throws UserError when Slurm started several tasks but MPI
+  /// sees one rank.
   MpiSession(int* argc, char*** argv);
   /// The ranks of `parent` as a session of their own, while another session keeps MPI alive: MPI_COMM_SELF is
   /// this rank alone. Collective over `parent`.
@@ -42,6 +43,8 @@ class MpiSession {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   bool is_root() const { return rank_ == 0; }
+  /// MPI_THREAD_..., as MPI granted it.
+  int thread_level() const { return thread_level_; }
   int local_rank() const { return local_rank_; }
   int local_ranks() const { return local_ranks_; }
   const std::string& host() const { return host_; }
@@ -60,6 +63,7 @@ class MpiSession {
   bool owns_mpi_ = false;
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, ranks_ = 1, local_rank_ = 0, local_ranks_ = 1;
+  int thread_level_ = MPI_THREAD_SINGLE;
   std::string host_;
 };
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "comm/message_parts.hpp"
-#include "core/clock.hpp"
+#include "comm/wait_all.hpp"
 
 namespace longhalo {
 
@@ -36,11 +36,8 @@ void RowBroadcast::start(const KvRows& own, const KvRows& all) {
 }
 
 void RowBroadcast::wait() {
-  const Stopwatch watch;
-  check_mpi(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE),
-            "MPI_Waitall");
+  wait_all(requests_, cost_);
   requests_.clear();
-  cost_.exposed_seconds += watch.seconds();
 }
 
 }  // namespace longhalo
