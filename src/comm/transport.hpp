@@ -42,7 +42,7 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  virtual TransportKind kind() const = 0;
+  virtual TransportChoice kind() const = 0;
   std::string_view name() const { return name_of(kind()); }
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
@@ -78,6 +78,6 @@ struct ChosenTransport {
 /// Moves a few bytes between neighbours before it trusts a transport. Collective; all ranks choose alike.
 /// Throws UserError, on every rank, that says why and what to do when `wanted` cannot be used.
 /// `session` must outlive the transport.
-ChosenTransport make_transport(const MpiSession& session, TransportKind wanted, const DeviceInfo& device);
+ChosenTransport make_transport(const MpiSession& session, TransportChoice wanted, const DeviceInfo& device);
 
 }  // namespace longhalo

@@ -10,24 +10,24 @@
 
 namespace longhalo {
 
-enum class TransportKind { kAuto, kNccl, kMpi, kStaged };
+enum class TransportChoice { kAuto, kNccl, kMpi, kStaged };
 
-std::string_view name_of(TransportKind choice);
+std::string_view name_of(TransportChoice choice);
 
 /// Why a transport cannot be used, in words that follow "nccl: "; empty where nothing speaks against it.
 /// The same on every rank.
 struct TransportObjections {
   std::string nccl, mpi, staged;
-  std::string& of(TransportKind choice);
-  const std::string& of(TransportKind choice) const;
+  std::string& of(TransportChoice choice);
+  const std::string& of(TransportChoice choice) const;
 };
 
 /// The transport to use: `wanted` itself, or for kAuto the first of nccl, mpi, staged without an objection.
 /// Throws UserError that names every objection and the remedy when there is none.
-TransportKind choose_transport(TransportKind wanted, const TransportObjections& objections);
+TransportChoice choose_transport(TransportChoice wanted, const TransportObjections& objections);
 
 /// One sentence for the log: which transport runs, and why those that `kAuto` prefers to it do not.
-std::string transport_reason(TransportKind wanted, TransportKind chosen,
+std::string transport_reason(TransportChoice wanted, TransportChoice chosen,
                              const TransportObjections& objections);
 
 }  // namespace longhalo

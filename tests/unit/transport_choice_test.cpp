@@ -32,7 +32,7 @@ TEST(TransportChoice, AutoTakesTheFirstThatWorksAndNamesWhatSpokeAgainstTheOther
       for (const bool staged : {false, true}) {
         const TransportObjections objections{nccl ? "" : "two ranks share a GPU",
                                              mpi ? "" : "MPI knows no GPUs", staged ? "" : "no threads"};
-        const auto choose = [&] { return choose_transport(TransportKind::kAuto, objections); };
+        const auto choose = [&] { return choose_transport(TransportChoice::kAuto, objections); };
         if (!nccl && !mpi && !staged) {
           const std::string message = message_of(choose);
           for (const auto* part :
@@ -40,9 +40,11 @@ TEST(TransportChoice, AutoTakesTheFirstThatWorksAndNamesWhatSpokeAgainstTheOther
             EXPECT_TRUE(says(message, part)) << message;
           continue;
         }
-        const TransportKind chosen = choose();
-        EXPECT_EQ(chosen, nccl ? TransportKind::kNccl : mpi ? TransportKind::kMpi : TransportKind::kStaged);
-        const std::string reason = transport_reason(TransportKind::kAuto, chosen, objections);
+        const TransportChoice chosen = choose();
+        EXPECT_EQ(chosen, nccl  ? TransportChoice::kNccl
+                          : mpi ? TransportChoice::kMpi
+                                : TransportChoice::kStaged);
+        const std::string reason = transport_reason(TransportChoice::kAuto, chosen, objections);
         EXPECT_TRUE(says(reason, std::string("transport ") + std::string(name_of(chosen)))) << reason;
         EXPECT_EQ(says(reason, "two ranks share a GPU"), !nccl) << reason;
         EXPECT_EQ(says(reason, "MPI knows no GPUs"), !nccl && !mpi) << reason;
@@ -52,7 +54,8 @@ TEST(TransportChoice, AutoTakesTheFirstThatWorksAndNamesWhatSpokeAgainstTheOther
 
 TEST(TransportChoice, WhatIsAskedForIsTakenOrRefusedButNeverReplaced) {
   const TransportObjections none;
-  for (const TransportKind kind : {TransportKind::kNccl, TransportKind::kMpi, TransportKind::kStaged}) {
+  for (const TransportChoice kind :
+       {TransportChoice::kNccl, TransportChoice::kMpi, TransportChoice::kStaged}) {
     EXPECT_EQ(choose_transport(kind, none), kind);
     EXPECT_TRUE(says(transport_reason(kind, kind, none), name_of(kind)));
     TransportObjections objections;
