@@ -1,0 +1,19 @@
+// Descriptions of arrays for the tensor memory accelerator (TMA) of Hopper GPUs.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "core/bfloat16.hpp"
+
+namespace longhalo {
+
+/// Rows of heads: element (row, head, c) of a bf16 array lies at base + row * row_stride + head * width + c.
+/// The copy engine reads boxes of [box_rows, 1 head, 64 elements], swizzled by 128 bytes; rows out of [0,
+/// rows) read as zeros. rows >= 1; row_stride in elements, a multiple of 8; base aligned to 16 bytes. Throws
+/// InvariantError.
+CUtensorMap head_rows_map(const BFloat16* base, int64_t rows, int64_t heads, int64_t width,
+                          int64_t row_stride, int box_rows);
+
+}  // namespace longhalo
