@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/text.hpp"
 
@@ -57,11 +58,14 @@ AttentionAnswer run_kernel(const AttentionProblem& problem) {
 }
 
 Judgement judge(const AttentionProblem& problem) {
-  Attention<double> a;
-  describe(problem, a);
+  std::vector<int64_t> rows(static_cast<size_t>(problem.queries));
+  std::iota(rows.begin(), rows.end(), 0);
+  return judge(problem, rows);
+}
+
+Judgement judge(const AttentionProblem& problem, const std::vector<int64_t>& rows) {
   const std::vector<double> q = upcast(problem.q), bias = upcast(problem.landmark_bias);
   std::vector<std::vector<double>> k, v, magnitude;
-  std::vector<BandKeys<double>> keys;
   double longest_key = 0, all_keys = 0;
   for (const OwnedBand& b : problem.bands) {
     k.push_back(upcast(b.k));
@@ -73,17 +77,30 @@ Judgement judge(const AttentionProblem& problem) {
   for (auto& band : magnitude)
     for (double& x : band)
       x = std::abs(x);
+  const auto count = static_cast<int64_t>(rows.size()), width = problem.heads * problem.head_dim;
   Judgement right;
-  right.out.resize(q.size()), right.weighed.resize(q.size());
-  right.lse.resize(static_cast<size_t>(problem.heads * problem.queries));
-  a.q = q.data(), a.landmark_bias = bias.empty() ? nullptr : bias.data();
+  right.out.resize(static_cast<size_t>(count * width)), right.weighed.resize(right.out.size());
+  right.lse.resize(static_cast<size_t>(problem.heads * count));
   for (auto [values, out] : {std::pair{&v, &right.out}, std::pair{&magnitude, &right.weighed}}) {
-    keys.clear();
+    std::vector<BandKeys<double>> keys;
     for (size_t b = 0; b < problem.bands.size(); ++b)
       keys.push_back({problem.bands[b].band, k[b].data(), (*values)[b].data(), problem.bands[b].first_key,
                       problem.bands[b].count});
-    a.bands = keys, a.out = out->data(), a.lse = right.lse.data();
-    attention_reference(a);
+    double* const to = out->data();
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t row = rows[static_cast<size_t>(r)];
+      std::vector<double> lse(static_cast<size_t>(problem.heads));
+      Attention<double> a;
+      describe(problem, a);
+      a.queries = 1, a.first_query = problem.first_query + row;
+      if (a.doc_start != nullptr) a.doc_start += row;
+      a.q = q.data() + row * width, a.landmark_bias = bias.empty() ? nullptr : bias.data();
+      a.bands = keys, a.out = to + r * width, a.lse = lse.data();
+      attention_reference(a);
+      for (int64_t h = 0; h < problem.heads; ++h)
+        right.lse[static_cast<size_t>(h * count + r)] = lse[static_cast<size_t>(h)];
+    }
   }
 
   // What fp32 may change, to first order, with u = 2^-24 and rounding errors that add up like a random walk

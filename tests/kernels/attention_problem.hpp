@@ -45,6 +45,8 @@ struct Judgement {
   double tolerance = 0;         // relative, for each row in the 2-norm; absolute for lse
 };
 Judgement judge(const AttentionProblem& problem);
+/// Of these rows of q alone: out and weighed are [rows, H, d], lse is [H, rows]. Uses all OpenMP threads.
+Judgement judge(const AttentionProblem& problem, const std::vector<int64_t>& rows);
 
 /// Adds GoogleTest failures for rows of `answer` that rounding does not explain, with the problem's text.
 void expect_right(const AttentionProblem& problem, const AttentionAnswer& answer);
