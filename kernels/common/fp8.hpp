@@ -12,6 +12,7 @@ struct Fp8Rows {
 
 struct ConstFp8Rows {
   ConstFp8Rows(const Fp8Rows& rows) : values(rows.values), scales(rows.scales) {}
+  ConstFp8Rows(const Fp8E4M3* values, const float* scales) : values(values), scales(scales) {}
   const Fp8E4M3* values;
   const float* scales;
 };

@@ -15,17 +15,10 @@
 #include "device/host_buffer.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/landmark_pool/landmark_pool.hpp"
+#include "model/prefill_cost.hpp"
 #include "model/weights.hpp"
 
 namespace longhalo {
-
-/// Seconds spent in the parts of the layers.
-struct LayerTimes {
-  double keys = 0;     // norm, K and V products, pooling, rotary
-  double queries = 0;  // norm, Q product, rotary
-  double attention = 0;
-  double mlp = 0;  // output projection, norm, MLP
-};
 
 class Layer {
  public:

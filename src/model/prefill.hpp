@@ -10,13 +10,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "comm/comm_cost.hpp"
 #include "comm/halo_exchange.hpp"
 #include "comm/landmark_gather.hpp"
 #include "comm/mpi_session.hpp"
@@ -25,27 +23,13 @@
 #include "model/attention_pattern.hpp"
 #include "model/context.hpp"
 #include "model/layer.hpp"
+#include "model/prefill_cost.hpp"
 
 namespace longhalo {
-
-enum class KeepContext { kNo, kYes };
-
-/// What a prefill cost on this rank.
-struct PrefillCost {
-  double seconds = 0;
-  LayerTimes layers;
-  CommCost halo, landmarks, context;
-  double exposed_seconds() const {
-    return halo.exposed_seconds + landmarks.exposed_seconds + context.exposed_seconds;
-  }
-};
 
 /// Shards that give every rank about the same work: the layers' products are alike for all tokens, but
 /// attention costs by the keys that a token sees.
 ShardPlan plan_shards(const ModelConfig& config, const AttentionPattern& pattern, int64_t tokens, int ranks);
-
-/// Called after every tile: layer-tokens done and in all, on this rank.
-using PrefillProgress = std::function<void(int64_t done, int64_t total)>;
 
 class Prefill {
  public:

@@ -1,0 +1,153 @@
+#include "model/device_layer.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "device/nvtx.hpp"
+#include "kernels/embedding/embedding.hpp"
+#include "kernels/quantize/quantize.hpp"
+#include "kernels/rmsnorm/rmsnorm.hpp"
+#include "kernels/rotary/rotary.hpp"
+#include "kernels/swiglu/swiglu.hpp"
+
+namespace longhalo {
+namespace {
+
+// Columns of a tile's buffers.
+struct Widths {
+  int64_t operand, quantised, work;
+  Widths(const ModelConfig& c, Precision precision)
+      : operand(precision == Precision::kFp8 ? c.hidden : std::max(c.hidden, c.ffn)),
+        quantised(precision == Precision::kFp8 ? std::max({c.hidden, c.q_size(), c.ffn}) : 0),
+        work(2 * std::max(c.q_size(), c.ffn)) {}
+};
+
+DeviceBuffer<double> frequencies_of(const ModelConfig& c, cudaStream_t stream) {
+  const std::vector<double> frequencies =
+      rotary_frequencies(c.head_dim, c.rope_theta, c.rope_scaling ? &*c.rope_scaling : nullptr);
+  return to_device<double>(frequencies, "rotary frequencies", stream);
+}
+
+float epsilon_of(const ModelConfig& c) {
+  return static_cast<float>(c.rms_norm_epsilon);
+}
+
+}  // namespace
+
+DeviceLayer::DeviceLayer(const DeviceWeights& weights, int64_t tile, DeviceMatmul& matmul,
+                         cudaStream_t stream)
+    : weights_(weights),
+      tile_(tile),
+      matmul_(matmul),
+      stream_(stream),
+      frequencies_(frequencies_of(weights.config, stream)) {
+  check(tile >= 1, "a tile has at least one token");
+  const Widths widths(weights.config, weights.precision);
+  operand_ = DeviceBuffer<BFloat16>(tile * widths.operand, "normed activations of a tile", stream);
+  quantised_ = DeviceBuffer<Fp8E4M3>(tile * widths.quantised, "activations of a tile in fp8", stream);
+  scales_ = DeviceBuffer<float>(is_fp8() ? tile : 0, "scales of a tile", stream);
+  work_ = DeviceBuffer<BFloat16>(tile * widths.work, "queries or MLP activations of a tile", stream);
+}
+
+int64_t DeviceLayer::bytes(const ModelConfig& config, Precision precision, int64_t tile) {
+  const Widths widths(config, precision);
+  return tile *
+         (2 * (widths.operand + widths.work) + widths.quantised + (precision == Precision::kFp8 ? 4 : 0));
+}
+
+void DeviceLayer::norm(int64_t n, const BFloat16* x, const DeviceBuffer<float>& weight) {
+  const ModelConfig& c = config();
+  if (is_fp8())
+    rmsnorm(stream_, n, c.hidden, x, weight.data(), epsilon_of(c), quantised());
+  else
+    rmsnorm(stream_, n, c.hidden, x, weight.data(), epsilon_of(c), operand_.data());
+}
+
+// c = a W^T; in fp8, `a` is what lies in the quantised buffer.
+void DeviceLayer::product(int64_t n, const BFloat16* a, const DeviceMatrix& w, BFloat16* c,
+                          Accumulate accumulate) {
+  if (w.is_fp8())
+    matmul_.run(n, w.out, w.in, quantised(), w.fp8_rows(), c, accumulate);
+  else
+    matmul_.run(n, w.out, w.in, a, w.bf16.data(), c, accumulate);
+}
+
+void DeviceLayer::project_keys(int64_t layer, int64_t n, const BFloat16* x, BFloat16* kv) {
+  const NvtxRange range("keys");
+  const DeviceLayerWeights& w = layer_weights(layer);
+  check(n <= tile_, "a tile holds the tokens given to it");
+  enter(Phase::kKeys);
+  norm(n, x, w.attention_norm);
+  product(n, operand_.data(), w.kv, kv, Accumulate::kOverwrite);
+}
+
+RotateAndPool DeviceLayer::pooling(int64_t layer, std::span<PoolTarget> bands) const {
+  const DeviceLayerWeights& w = layer_weights(layer);
+  for (size_t band = 0; band < bands.size(); ++band)
+    bands[band].landmark_query = w.landmark_query.empty() ? nullptr : w.landmark_query[band].data();
+  return {config().kv_heads, config().head_dim, frequencies_.data(), bands};
+}
+
+void DeviceLayer::project_queries(int64_t layer, int64_t n, const BFloat16* x, int64_t first_position,
+                                  const int64_t* position) {
+  const NvtxRange range("queries");
+  const ModelConfig& c = config();
+  const DeviceLayerWeights& w = layer_weights(layer);
+  check(n <= tile_, "a tile holds the tokens given to it");
+  enter(Phase::kQueries);
+  norm(n, x, w.attention_norm);
+  product(n, operand_.data(), w.q, work_.data(), Accumulate::kOverwrite);
+  rotary(stream_, n, c.heads, c.head_dim, frequencies_.data(), static_cast<double>(first_position), 1,
+         work_.data(), c.q_size(), position);
+  first_position_ = first_position;
+  position_ = position;
+}
+
+void DeviceLayer::attend(int64_t layer, int64_t n, std::span<const BandKeys<BFloat16>> bands, BFloat16* x) {
+  const NvtxRange range("attention and MLP");
+  const ModelConfig& c = config();
+  const DeviceLayerWeights& w = layer_weights(layer);
+  BFloat16* attended = work_.data() + tile_ * c.q_size();
+
+  enter(Phase::kAttention);
+  Attention<BFloat16> attention;
+  attention.heads = c.heads;
+  attention.kv_heads = c.kv_heads;
+  attention.head_dim = c.head_dim;
+  attention.scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
+  attention.queries = n;
+  attention.first_query = first_position_;
+  attention.position = position_;
+  attention.q = work_.data();
+  attention.bands = bands;
+  attention.landmark_bias = w.landmark_bias.data();
+  attention.out = attended;
+  attention_forward(stream_, attention);
+
+  enter(Phase::kMlp);
+  if (is_fp8()) quantize_rows(stream_, n, c.q_size(), attended, quantised());
+  product(n, attended, w.o, x, Accumulate::kAdd);
+  norm(n, x, w.mlp_norm);
+  product(n, operand_.data(), w.gate_up, work_.data(), Accumulate::kOverwrite);
+  if (is_fp8())
+    swiglu(stream_, n, c.ffn, work_.data(), quantised());
+  else
+    swiglu(stream_, n, c.ffn, work_.data(), operand_.data());
+  product(n, operand_.data(), w.down, x, Accumulate::kAdd);
+}
+
+void DeviceLayer::embed(int64_t n, const int32_t* tokens, BFloat16* x) {
+  embedding(stream_, n, config().hidden, tokens, weights_.embedding.data(), x);
+}
+
+void DeviceLayer::logits(int64_t n, const BFloat16* x, float* logits) {
+  check(n <= tile_, "a tile holds the tokens given to it");
+  final_norm(n, x, operand_.data());
+  matmul_.run(n, config().vocabulary, config().hidden, operand_.data(), weights_.head(), logits);
+}
+
+void DeviceLayer::final_norm(int64_t n, const BFloat16* x, BFloat16* hidden) {
+  rmsnorm(stream_, n, config().hidden, x, weights_.final_norm.data(), epsilon_of(config()), hidden);
+}
+
+}  // namespace longhalo

@@ -1,0 +1,231 @@
+#include "model/device_weights.hpp"
+
+#include <cmath>
+#include <functional>
+#include <span>
+
+#include "core/text.hpp"
+#include "device/pinned_buffer.hpp"
+#include "device/stream.hpp"
+#include "kernels/quantize/quantize.hpp"
+#include "kernels/random/fill_normal.hpp"
+#include "model/checkpoint_reader.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr int64_t kPortionElements = int64_t{8} << 20;  // 16 MiB a buffer
+
+DeviceBuffer<float> vector_on_device(const HostBuffer<float>& values, cudaStream_t stream) {
+  return to_device<float>(values.span(), "weights", stream);
+}
+
+// Where tensors come from. What it queues writes bf16 values at `to`.
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+  virtual void matrix(const std::string& name, int64_t rows, int64_t columns, BFloat16* to) = 0;
+  virtual HostBuffer<float> vector(const std::string& name, int64_t size) = 0;
+  virtual std::vector<HostBuffer<float>> landmark_queries(int64_t layer) = 0;
+  virtual HostBuffer<float> landmark_bias(int64_t layer) = 0;
+};
+
+class CheckpointSource : public TensorSource {
+ public:
+  CheckpointSource(const std::filesystem::path& directory, const ModelConfig& config,
+                   const LandmarkWeights& landmarks, cudaStream_t stream)
+      : reader_(directory), config_(config), landmarks_(landmarks), stream_(stream) {}
+
+  // Two buffers in turn: one is filled while the other is copied.
+  void matrix(const std::string& name, int64_t rows, int64_t columns, BFloat16* to) override {
+    reader_.read_portions(
+        name, {rows, columns},
+        [&] {
+          turn_ = 1 - turn_;
+          copied_[turn_].synchronize();
+          return buffers_[turn_].span();
+        },
+        [&](std::span<const BFloat16> portion) {
+          copy_async(to, portion.data(), static_cast<int64_t>(portion.size()), stream_);
+          copied_[turn_].record(stream_);
+          to += portion.size();
+        });
+  }
+  HostBuffer<float> vector(const std::string& name, int64_t size) override {
+    return reader_.read(name, {size});
+  }
+  std::vector<HostBuffer<float>> landmark_queries(int64_t layer) override {
+    return reader_.landmark_queries(layer, config_, landmarks_.strided_bands);
+  }
+  HostBuffer<float> landmark_bias(int64_t layer) override {
+    return reader_.landmark_bias(layer, config_, landmarks_.bias, kDefaultLandmarkBias);
+  }
+
+ private:
+  CheckpointReader reader_;
+  const ModelConfig& config_;
+  const LandmarkWeights& landmarks_;
+  cudaStream_t stream_;
+  PinnedBuffer<BFloat16> buffers_[2] = {{kPortionElements, "loading weights"},
+                                        {kPortionElements, "loading weights"}};
+  Event copied_[2];
+  int turn_ = 0;
+};
+
+class RandomSource : public TensorSource {
+ public:
+  RandomSource(const ModelConfig& config, const LandmarkWeights& landmarks, uint64_t seed,
+               cudaStream_t stream)
+      : config_(config), landmarks_(landmarks), seed_(seed), stream_(stream) {}
+
+  void matrix(const std::string& name, int64_t rows, int64_t columns, BFloat16* to) override {
+    fill_normal(stream_, rows * columns, seed_, number_of(name), 1 / std::sqrt(static_cast<float>(columns)),
+                to);
+  }
+  HostBuffer<float> vector(const std::string&, int64_t size) override { return filled(size, 1); }
+  std::vector<HostBuffer<float>> landmark_queries(int64_t) override { return {}; }
+  HostBuffer<float> landmark_bias(int64_t) override {
+    return filled(config_.heads, landmarks_.bias.value_or(kDefaultLandmarkBias));
+  }
+
+ private:
+  // A number for each tensor, so that their order does not matter. FNV-1a: the same on every machine, unlike
+  // std::hash.
+  static uint64_t number_of(const std::string& name) {
+    uint64_t hash = 0xcbf29ce484222325U;
+    for (const char c : name)
+      hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+    return hash;
+  }
+
+  const ModelConfig& config_;
+  const LandmarkWeights& landmarks_;
+  uint64_t seed_;
+  cudaStream_t stream_;
+};
+
+class Maker {
+ public:
+  Maker(const ModelConfig& config, Precision precision, TensorSource& source, cudaStream_t stream)
+      : config_(config), precision_(precision), source_(source), stream_(stream) {}
+
+  DeviceWeights make(const LayerProgress& progress) {
+    DeviceWeights weights;
+    weights.config = config_;
+    weights.precision = precision_;
+    weights.embedding = table("model.embed_tokens.weight");
+    for (int64_t layer = 0; layer < config_.layers; ++layer) {
+      weights.layers.push_back(make_layer(layer));
+      if (progress) progress(layer + 1, config_.layers);
+    }
+    weights.final_norm = vector_on_device(source_.vector("model.norm.weight", config_.hidden), stream_);
+    if (!config_.tied_embeddings) weights.untied_head = table("lm_head.weight");
+    check_cuda(cudaStreamSynchronize(stream_), "loading weights");
+    return weights;
+  }
+
+ private:
+  struct Part {
+    std::string name;
+    int64_t rows;
+  };
+
+  DeviceBuffer<BFloat16> table(const std::string& name) {
+    DeviceBuffer<BFloat16> values(config_.vocabulary * config_.hidden, "the embedding", stream_);
+    source_.matrix(name, config_.vocabulary, config_.hidden, values.data());
+    return values;
+  }
+
+  // Parts one below the other. In fp8 the bf16 rows live only until they are quantised.
+  DeviceMatrix matrix(std::initializer_list<Part> parts, int64_t in) {
+    DeviceMatrix w;
+    w.in = in;
+    for (const Part& part : parts)
+      w.out += part.rows;
+    w.bf16 = DeviceBuffer<BFloat16>(w.out * in, "weights", stream_);
+    BFloat16* to = w.bf16.data();
+    for (const Part& part : parts) {
+      source_.matrix(part.name, part.rows, in, to);
+      to += part.rows * in;
+    }
+    if (precision_ == Precision::kFp8) {
+      w.fp8 = DeviceBuffer<Fp8E4M3>(w.out * in, "weights in fp8", stream_);
+      w.scales = DeviceBuffer<float>(w.out, "scales of weights", stream_);
+      quantize_rows(stream_, w.out, in, w.bf16.data(), {w.fp8.data(), w.scales.data()});
+      w.bf16 = {};
+    }
+    return w;
+  }
+
+  DeviceLayerWeights make_layer(int64_t index) {
+    const ModelConfig& c = config_;
+    const std::string layer = layer_prefix(index);
+    DeviceLayerWeights w;
+    w.attention_norm = vector_on_device(source_.vector(layer + "input_layernorm.weight", c.hidden), stream_);
+    w.q = matrix({{layer + "self_attn.q_proj.weight", c.q_size()}}, c.hidden);
+    w.kv = matrix(
+        {{layer + "self_attn.k_proj.weight", c.kv_size()}, {layer + "self_attn.v_proj.weight", c.kv_size()}},
+        c.hidden);
+    w.o = matrix({{layer + "self_attn.o_proj.weight", c.hidden}}, c.q_size());
+    w.mlp_norm =
+        vector_on_device(source_.vector(layer + "post_attention_layernorm.weight", c.hidden), stream_);
+    w.gate_up =
+        matrix({{layer + "mlp.gate_proj.weight", c.ffn}, {layer + "mlp.up_proj.weight", c.ffn}}, c.hidden);
+    w.down = matrix({{layer + "mlp.down_proj.weight", c.hidden}}, c.ffn);
+    for (const HostBuffer<float>& query : source_.landmark_queries(index))
+      w.landmark_query.push_back(vector_on_device(query, stream_));
+    w.landmark_bias = vector_on_device(source_.landmark_bias(index), stream_);
+    return w;
+  }
+
+  const ModelConfig& config_;
+  Precision precision_;
+  TensorSource& source_;
+  cudaStream_t stream_;
+};
+
+}  // namespace
+
+int64_t device_weights_bytes(const ModelConfig& c, Precision precision, int64_t strided_bands) {
+  const int64_t matrix_rows = 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn;  // with D columns, or as large
+  const int64_t outputs = c.q_size() + 2 * c.kv_size() + 2 * c.ffn + 2 * c.hidden;
+  const int64_t elements = matrix_rows * c.hidden;
+  const int64_t matrices = precision == Precision::kFp8 ? elements + 4 * outputs : 2 * elements;
+  const int64_t vectors = 4 * (2 * c.hidden + c.heads + strided_bands * c.kv_size());
+  return c.layers * (matrices + vectors) + 4 * c.hidden +
+         (c.tied_embeddings ? 1 : 2) * 2 * c.vocabulary * c.hidden;
+}
+
+void require_device_shape(const ModelConfig& c, Precision precision, const std::string& origin) {
+  if (c.head_dim != 64 && c.head_dim != 128)
+    throw UserError(text("a head dimension of ", c.head_dim, " is not supported on the GPU"), origin,
+                    "the GPU takes 64 and 128; set run.device: cpu for this model");
+  const int64_t multiple = precision == Precision::kFp8 ? 16 : 8;
+  struct Size {
+    const char* key;
+    int64_t value, multiple;
+  };
+  for (const Size& size : {Size{"hidden_size", c.hidden, multiple},
+                           {"intermediate_size", c.ffn, multiple},
+                           {"vocab_size", c.vocabulary, 8}})
+    if (size.value % size.multiple != 0)
+      throw UserError(
+          text("\"", size.key, "\" is ", size.value, ", which the GPU's products in ", name_of(precision),
+               " do not take"),
+          origin, text("it must be a multiple of ", size.multiple, "; set run.device: cpu for this model"));
+}
+
+DeviceWeights load_device_weights(const std::filesystem::path& model_directory, const ModelConfig& config,
+                                  const LandmarkWeights& landmarks, Precision precision, cudaStream_t stream,
+                                  const LayerProgress& progress) {
+  CheckpointSource source(model_directory, config, landmarks, stream);
+  return Maker(config, precision, source, stream).make(progress);
+}
+
+DeviceWeights random_device_weights(const ModelConfig& config, const LandmarkWeights& landmarks,
+                                    uint64_t seed, Precision precision, cudaStream_t stream) {
+  RandomSource source(config, landmarks, seed, stream);
+  return Maker(config, precision, source, stream).make({});
+}
+
+}  // namespace longhalo

@@ -1,0 +1,69 @@
+// The weights of one model in the memory of this rank's GPU: matrices in bf16, or the layers' in fp8 (e4m3
+// with a scale an output channel), small vectors in fp32. Replicated on every rank.
+//
+// They come tensor by tensor through two small pinned buffers, or are made on the device; the host never
+// holds the model. Matrices that read the same input are one (keys and values; gate and up), so that one
+// product makes both.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "device/device_buffer.hpp"
+#include "kernels/common/fp8.hpp"
+#include "model/precision.hpp"
+#include "model/weights.hpp"
+
+namespace longhalo {
+
+/// W [out, in], in one of its two forms.
+struct DeviceMatrix {
+  int64_t out = 0, in = 0;
+  DeviceBuffer<BFloat16> bf16;  // empty in fp8
+  DeviceBuffer<Fp8E4M3> fp8;    // empty in bf16
+  DeviceBuffer<float> scales;   // [out], with fp8
+
+  bool is_fp8() const { return !fp8.empty(); }
+  ConstFp8Rows fp8_rows() const { return {fp8.data(), scales.data()}; }
+};
+
+struct DeviceLayerWeights {
+  DeviceBuffer<float> attention_norm, mlp_norm;     // [D]
+  DeviceMatrix q;                                   // [H*d, D]
+  DeviceMatrix kv;                                  // [2*H_kv*d, D]: keys, then values
+  DeviceMatrix o;                                   // [D, H*d]
+  DeviceMatrix gate_up;                             // [2F, D]: gates, then ups
+  DeviceMatrix down;                                // [D, F]
+  std::vector<DeviceBuffer<float>> landmark_query;  // per strided band [H_kv, d]; empty: 0, a mean
+  DeviceBuffer<float> landmark_bias;                // [H]
+};
+
+struct DeviceWeights {
+  ModelConfig config;
+  Precision precision = Precision::kBf16;
+  DeviceBuffer<BFloat16> embedding;  // [V, D]
+  std::vector<DeviceLayerWeights> layers;
+  DeviceBuffer<float> final_norm;      // [D]
+  DeviceBuffer<BFloat16> untied_head;  // [V, D], empty when tied
+
+  const BFloat16* head() const { return config.tied_embeddings ? embedding.data() : untied_head.data(); }
+};
+
+/// Bytes of DeviceWeights.
+int64_t device_weights_bytes(const ModelConfig& config, Precision precision, int64_t strided_bands);
+
+/// Throws UserError (where: `origin`) when the GPU's kernels do not take these sizes in this precision.
+void require_device_shape(const ModelConfig& config, Precision precision, const std::string& origin);
+
+/// Reads *.safetensors of `model_directory` (bf16, fp16 or fp32, rounded to bf16). Throws UserError naming
+/// file and tensor, and when the GPU's memory does not suffice. The host waits.
+DeviceWeights load_device_weights(const std::filesystem::path& model_directory, const ModelConfig& config,
+                                  const LandmarkWeights& landmarks, Precision precision, cudaStream_t stream,
+                                  const LayerProgress& progress = {});
+
+/// Normally distributed, with the spreads of random_weights() but other numbers; equal on every rank.
+DeviceWeights random_device_weights(const ModelConfig& config, const LandmarkWeights& landmarks,
+                                    uint64_t seed, Precision precision, cudaStream_t stream);
+
+}  // namespace longhalo
