@@ -26,12 +26,16 @@ namespace longhalo {
 /// for it.
 class Handover {
  public:
-  explicit Handover(Timing timing) : timing_(timing), ready_(Timing::kOff), last_done_(Timing::kOff) {}
+  explicit Handover(Timing timing) : timing_(timing) {}
 
+  /// Makes `communication` wait for what `compute` has queued so far; the transfer is queued after it.
   void begin(cudaStream_t compute, cudaStream_t communication);
+  /// Ends what begin() began.
   void end(cudaStream_t communication);
+  /// Makes `compute` wait for the transfer. Once a turn.
   void make_wait(cudaStream_t compute);
-  /// Adds the seconds of all turns that were waited for to `cost`. The device must be past them.
+  /// Adds the seconds of all turns since the last call to `cost`. The device must be past them (synchronise
+  /// first).
   void collect(CommCost& cost);
 
  private:
@@ -40,10 +44,9 @@ class Handover {
   };
   void collect_finished();
 
-  enum class State { kIdle, kQueueing, kInFlight };
-  State state_ = State::kIdle;
   Timing timing_;
-  Event ready_, last_done_;
+  bool in_flight_ = false;
+  Event ready_, done_;
   std::deque<Turn> turns_;   // in order; the last may still be in flight
   std::vector<Turn> spare_;  // events are reused
   double transfer_seconds_ = 0, exposed_seconds_ = 0;

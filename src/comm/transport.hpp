@@ -61,11 +61,26 @@ class Transport {
   /// operation received is undefined.
   virtual void check_health() = 0;
 
+  /// The job goes on without this transport, or ends in disorder: its destructor frees what it can and waits
+  /// for no other rank.
+  virtual void abandon() noexcept {}
+
   /// What this rank queued so far, in bytes; to itself and in vain (0 bytes) not counted.
   int64_t sent_bytes() const { return sent_bytes_; }
   int64_t received_bytes() const { return received_bytes_; }
 
  protected:
+  /// What every operation begins with: its arguments checked, its bytes counted. Messages of a rank to itself
+  /// are copied here, and left out by the transports.
+  void begin_exchange(std::span<const DeviceMessage> sends, std::span<const DeviceMessage> receives,
+                      StreamHandle stream);
+  void begin_all_gather(std::span<const ByteRange> parts);
+  void begin_broadcast(int64_t bytes, int root);
+  bool travels(const DeviceMessage& message) const { return message.bytes > 0 && message.peer != rank(); }
+
+ private:
+  int64_t checked_bytes(std::span<const DeviceMessage> messages) const;
+
   int64_t sent_bytes_ = 0, received_bytes_ = 0;
 };
 
