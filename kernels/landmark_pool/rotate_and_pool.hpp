@@ -19,33 +19,36 @@ inline int64_t pool_state_floats(int64_t kv_heads, int64_t head_dim) {
   return 2 * kv_heads * (1 + head_dim);
 }
 
-/// One strided band: where its landmarks go.
+/// One strided band: where its landmarks go, all in device memory.
 struct PoolTarget {
   int64_t stride = 0;                     // tokens a segment
   const float* landmark_query = nullptr;  // u [H_kv, d], or nullptr for 0
-  BFloat16* landmarks = nullptr;          // rows [2, H_kv, d]; row 0 is global segment first_row
-  int64_t first_row = 0;                  //
+  BFloat16* landmarks = nullptr;          // rows [2, H_kv, d]
+  int64_t first_row = 0;                  // the global segment that row 0 of landmarks stands for
   float* open = nullptr;                  // [pool_state_floats] the open segment's state
 };
 
 struct RotateAndPool {
   int64_t kv_heads = 0;
-  int64_t head_dim = 0;
+  int64_t head_dim = 0;                 // 16, 32, 64, 128 or 256
   const double* frequencies = nullptr;  // [d/2]
   std::span<const PoolTarget> bands;    // at most kMaxBands; host memory
 };
 
 /// GPU, prefill: n tokens from `first_token` on, which is a multiple of every stride. kv [n, 2, H_kv, d], k
-/// before rotary; k is rotated in place, each complete segment's landmark is written, and the state of the
-/// segment that stays open (of zero tokens perhaps) replaces `open`. Deterministic. `workspace`:
-/// rotate_and_pool_workspace() bytes.
+/// before rotary, 16-byte aligned; k is rotated in place, each complete segment's landmark is written, and
+/// the state of the segment that stays open (of zero tokens perhaps) replaces `open`. Deterministic: a
+/// landmark has the same bits wherever a call begins. `workspace`: rotate_and_pool_workspace() bytes, 16-byte
+/// aligned, at most about 70 MB for 8 KV heads of 128. Bytes for the first band: 6 * n * H_kv * d (k and v
+/// read, k written); each further band reads k and v once more.
 void rotate_and_pool(StreamHandle stream, const RotateAndPool& keys, int64_t n, int64_t first_token,
                      BFloat16* kv, void* workspace);
 int64_t rotate_and_pool_workspace(const RotateAndPool& keys, int64_t n);
 
 /// GPU, decode: n tokens from *position (device memory, read when the kernel runs) on. new_kv [n, 2, H_kv, d]
 /// is fed to the open segments, whose landmarks are written as they complete, rotated, and copied to rows
-/// *position - first_row .. of `rows`. For n of a few tokens up to a tile.
+/// *position - first_row .. of `rows`. For n of a few tokens up to a tile. One launch whose grid depends on n
+/// alone, so that a captured graph serves every position; where segments end is decided on the device.
 void append_keys(StreamHandle stream, const RotateAndPool& keys, int64_t n, const int64_t* position,
                  const BFloat16* new_kv, BFloat16* rows, int64_t first_row);
 

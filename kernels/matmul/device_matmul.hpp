@@ -1,8 +1,8 @@
 // Matrix products on the GPU by cuBLASLt, with weights in the Hugging Face layout W [out, in]: c = a W^T.
 //
-// For every shape the library is asked once for its candidates, the fastest found is kept. The residual
-// stream is added in the epilogue. bf16 in and out with fp32 sums; fp8 with a scale a row of a (token) and a
-// row of W (output channel).
+// For every shape the library is asked once for its candidates, and the fastest, measured on the spot, is
+// kept. The residual stream is added in the epilogue. bf16 in and out with fp32 sums; fp8 with a scale a row
+// of a (token) and a row of W (output channel).
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,31 @@
 
 namespace longhalo {
 
+/// kMeasured: the first product of a shape times up to 8 candidates on its own operands (the host waits, for
+/// about 30 products) and keeps the fastest; c is right after it all the same. Inside graph capture nothing
+/// can be timed, so a shape that was not met before takes the library's first choice. kHeuristic: always that
+/// one. NOTE: candidates add in different orders, so kMeasured promises the same bits within one DeviceMatmul
+/// only.
+enum class MatmulTuning { kMeasured, kHeuristic };
+
 class DeviceMatmul {
  public:
   /// Holds a workspace of `workspace_bytes` on the current device; all products must be queued on `stream`.
-  explicit DeviceMatmul(StreamHandle stream, int64_t workspace_bytes = int64_t{64} << 20);
+  explicit DeviceMatmul(StreamHandle stream, int64_t workspace_bytes = int64_t{64} << 20,
+                        MatmulTuning tuning = MatmulTuning::kMeasured);
   ~DeviceMatmul();
   DeviceMatmul(const DeviceMatmul&) = delete;
   DeviceMatmul& operator=(const DeviceMatmul&) = delete;
 
-  /// a [m, in], w [out, in], c [m, out], dense; kAdd adds to c. 16-byte aligned; in and out multiples of 8.
+  /// a [m, in], w [out, in], c [m, out], dense; kAdd adds to c. 16-byte aligned; in and out multiples of 8. c
+  /// must not overlap a or w.
   void run(int64_t m, int64_t out, int64_t in, const BFloat16* a, const BFloat16* w, BFloat16* c,
            Accumulate accumulate = Accumulate::kOverwrite);
-  /// The same with an fp32 result (logits).
+  /// The same with an fp32 result (logits); out a multiple of 4.
   void run(int64_t m, int64_t out, int64_t in, const BFloat16* a, const BFloat16* w, float* c);
-  /// fp8 operands, bf16 result; in and out multiples of 16. Needs compute capability 8.9 or later.
+  /// fp8 operands, bf16 result; in and out multiples of 16. The tensor cores' fast accumulation is used: sums
+  /// carry about 14 bits, well below what e4m3 loses. Throws UserError where the device (compute
+  /// capability 9.0 and later have scales a row) or the library cannot do it.
   void run(int64_t m, int64_t out, int64_t in, const ConstFp8Rows& a, const ConstFp8Rows& w, BFloat16* c,
            Accumulate accumulate = Accumulate::kOverwrite);
 

@@ -1,4 +1,6 @@
-// bf16 rows to fp8 rows (e4m3), each scaled so that its largest magnitude is 448. A row of zeros has scale 0.
+// bf16 rows to fp8 rows (e4m3), each scaled so that its largest magnitude is 448, rounded to nearest even.
+// A row of zeros (or of magnitudes below 2^-110, whose scale would leave fp32) has scale 0 and values 0. A
+// row that holds an infinity becomes NaN, a NaN stays NaN: what is not finite is not hidden.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +10,8 @@
 
 namespace longhalo {
 
-/// GPU. x [n, width] -> out; width a multiple of 8. Bytes: 3 * n * width.
+/// GPU. x [n, width] -> out; width a multiple of 8, x 16-byte aligned, out.values 8-byte. Bytes: 3 * n *
+/// width, and 2 * n * width more beyond a width of 32768.
 void quantize_rows(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x, const Fp8Rows& out);
 
 }  // namespace longhalo

@@ -13,11 +13,11 @@ void rmsnorm(int64_t n, int64_t hidden, const float* x, const float* weight, flo
 void rmsnorm_reference(int64_t n, int64_t hidden, const double* x, const double* weight, double epsilon,
                        double* out);
 
-/// GPU: x [n, D] read once, out written once (weight in fp32, sums in fp32); out may be x. hidden a multiple
-/// of 8.
+/// GPU: x [n, D] read once (twice beyond D = 32768), out written once; weight and sums in fp32; out may be x.
+/// hidden a multiple of 8; arrays 16-byte aligned.
 void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
              float epsilon, BFloat16* out);
-/// GPU, and the result quantised in the same pass.
+/// GPU, and the result quantised in the same pass, from fp32 (quantize.hpp says how).
 void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
              float epsilon, const Fp8Rows& out);
 

@@ -32,9 +32,10 @@ void rotary(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double
 void rotary_reference(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double>& frequencies,
                       double first_position, double step, double* x);
 
-/// GPU: x [n, heads, d] in place, row i at x + i * row_stride. `frequencies` [d/2] in device memory; angles
-/// in double, cosines once a token for all heads. When `position` (device memory) is set, it is added to
-/// first_position when the kernel runs.
+/// GPU: x [n, heads, d] in place, row i at x + i * row_stride; d a multiple of 16, x 16-byte aligned,
+/// row_stride a multiple of 8. `frequencies` [d/2] in device memory; angles in double, cosines once a token
+/// for all heads. When `position` (device memory) is set, it is added to first_position when the kernel runs.
+/// Bytes: each element is read once and written once.
 void rotary(StreamHandle stream, int64_t n, int64_t heads, int64_t head_dim, const double* frequencies,
             double first_position, double step, BFloat16* x, int64_t row_stride,
             const int64_t* position = nullptr);

@@ -12,9 +12,10 @@ namespace longhalo {
 void swiglu(int64_t n, int64_t ffn, const float* gate_up, float* out);
 void swiglu_reference(int64_t n, int64_t ffn, const double* gate_up, double* out);
 
-/// GPU: each element read once, out written once. ffn a multiple of 8.
+/// GPU: each element read once, out written once. ffn a multiple of 8; arrays 16-byte aligned.
 void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, BFloat16* out);
-/// GPU, and the result quantised in the same pass.
+/// GPU, and the result quantised in the same pass, from fp32 (quantize.hpp says how); beyond F = 32768
+/// gate_up is read twice.
 void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Fp8Rows& out);
 
 }  // namespace longhalo

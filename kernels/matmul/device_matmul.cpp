@@ -1,0 +1,298 @@
+#include "kernels/matmul/device_matmul.hpp"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <compare>
+#include <limits>
+#include <map>
+#include <source_location>
+#include <type_traits>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/text.hpp"
+#include "device/cuda_check.hpp"
+#include "device/device.hpp"
+#include "device/device_buffer.hpp"
+#include "device/nvtx.hpp"
+#include "device/stream.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr int kCandidates = 8;
+constexpr int kRounds = 3;            // how often each candidate is timed, after a first run
+constexpr uint32_t kAlignment = 256;  // what the library takes for granted, and 16 what we promise
+
+void check_cublas(cublasStatus_t status, std::string_view what,
+                  const std::source_location& where = std::source_location::current()) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  const std::string said = text(what, ": ", cublasLtGetStatusString(status));
+  const std::string place = text(where.file_name(), ":", where.line());
+  switch (status) {
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      throw UserError(text("out of memory in cuBLASLt: ", said), place,
+                      "use more GPUs, a shorter document or a smaller run.token_tile");
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+    case CUBLAS_STATUS_ARCH_MISMATCH:
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      throw UserError(text("cuBLASLt cannot do this here: ", said), place,
+                      "check that driver and CUDA libraries belong together and know this GPU; with "
+                      "precision: fp8, try precision: bf16");
+    default:
+      throw InvariantError(text("no cuBLASLt call fails; ", said), where);
+  }
+}
+
+template <auto kDestroy>
+struct Destroy {
+  template <class T>
+  void operator()(T* handle) const noexcept {
+    kDestroy(handle);  // fails for handles that are none, alone
+  }
+};
+using Handle = std::unique_ptr<std::remove_pointer_t<cublasLtHandle_t>, Destroy<cublasLtDestroy>>;
+using Description =
+    std::unique_ptr<std::remove_pointer_t<cublasLtMatmulDesc_t>, Destroy<cublasLtMatmulDescDestroy>>;
+using Layout =
+    std::unique_ptr<std::remove_pointer_t<cublasLtMatrixLayout_t>, Destroy<cublasLtMatrixLayoutDestroy>>;
+using Preference = std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>,
+                                   Destroy<cublasLtMatmulPreferenceDestroy>>;
+
+enum class Kind { kBf16, kBf16ToFp32, kFp8 };
+
+const char* kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::kBf16:
+      return "bf16";
+    case Kind::kBf16ToFp32:
+      return "bf16 with fp32 result";
+    case Kind::kFp8:
+      return "fp8 e4m3 with a scale a row";
+  }
+  return "";
+}
+
+struct Shape {
+  Kind kind;
+  Accumulate accumulate;
+  int64_t m, out, in;
+  uint32_t alignment;  // of all operands, in bytes
+  auto operator<=>(const Shape&) const = default;
+
+  std::string describe() const {
+    return text("c [", m, ", ", out, "] ", accumulate == Accumulate::kAdd ? "+=" : "=", " a [", m, ", ", in,
+                "] W [", out, ", ", in, "]^T, ", kind_name(kind));
+  }
+};
+
+// Row-major c = a W^T is, to a column-major library, c^T = W a^T: its A is W (transposed), its B is a, both
+// with the summed dimension in neighbouring elements, as fp8 needs it.
+struct Operands {
+  const void* w;
+  const void* a;
+  void* c;
+  const float* w_scales = nullptr;
+  const float* a_scales = nullptr;
+};
+
+struct Plan {
+  Description description;
+  Layout w, a, c;
+  cublasLtMatmulAlgo_t algorithm{};
+  bool settled = false;  // measured, or not to be
+};
+
+template <class T>
+void set(cublasLtMatmulDesc_t description, cublasLtMatmulDescAttributes_t which, const T& value) {
+  check_cublas(cublasLtMatmulDescSetAttribute(description, which, &value, sizeof value),
+               "describing a matrix product");
+}
+
+template <class T>
+void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t which, const T& value) {
+  check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value),
+               "stating preferences for a matrix product");
+}
+
+Layout layout(cudaDataType_t type, int64_t rows, int64_t columns) {
+  cublasLtMatrixLayout_t made = nullptr;
+  check_cublas(cublasLtMatrixLayoutCreate(&made, type, static_cast<uint64_t>(rows),
+                                          static_cast<uint64_t>(columns), rows),
+               "describing a matrix");
+  return Layout(made);
+}
+
+uint32_t common_alignment(const Operands& operands) {
+  const auto bits = reinterpret_cast<uintptr_t>(operands.w) | reinterpret_cast<uintptr_t>(operands.a) |
+                    reinterpret_cast<uintptr_t>(operands.c);
+  check(bits % 16 == 0, "the operands of a matrix product are 16-byte aligned");
+  return bits % kAlignment == 0 ? kAlignment : 16;
+}
+
+}  // namespace
+
+struct DeviceMatmul::Plans {
+  Plans(cudaStream_t work_stream, int64_t bytes, MatmulTuning how)
+      : stream(work_stream), workspace(bytes, "the workspace of matrix products", work_stream), tuning(how) {
+    cublasLtHandle_t made = nullptr;
+    check_cublas(cublasLtCreate(&made), "starting cuBLASLt");
+    handle.reset(made);
+  }
+
+  bool can_measure() const {
+    if (tuning == MatmulTuning::kHeuristic) return false;
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
+    return capture == cudaStreamCaptureStatusNone;
+  }
+
+  void run(Kind kind, Accumulate accumulate, int64_t m, int64_t out, int64_t in, const Operands& operands) {
+    check(m >= 0 && out > 0 && in > 0, "a matrix product has positive dimensions");
+    if (m == 0) return;
+    const Shape shape{kind, accumulate, m, out, in, common_alignment(operands)};
+    Plan& plan = cache[shape];
+    const bool measure = !plan.settled && can_measure();
+    if (plan.description == nullptr || measure) make(shape, operands, measure, plan);
+    check_cublas(multiply(shape, plan, plan.algorithm, operands, operands.c), shape.describe());
+  }
+
+  // `to` is where the result goes: operands.c, or scratch while candidates are measured.
+  cublasStatus_t multiply(const Shape& shape, const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
+                          const Operands& operands, void* to) {
+    if (shape.kind == Kind::kFp8) {
+      set(plan.description.get(), CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.w_scales);
+      set(plan.description.get(), CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.a_scales);
+    }
+    const float one = 1, beta = shape.accumulate == Accumulate::kAdd ? 1 : 0;
+    return cublasLtMatmul(handle.get(), plan.description.get(), &one, operands.w, plan.w.get(), operands.a,
+                          plan.a.get(), &beta, operands.c, plan.c.get(), to, plan.c.get(), &algorithm,
+                          workspace.data(), static_cast<size_t>(workspace.bytes()), stream);
+  }
+
+  void make(const Shape& shape, const Operands& operands, bool measure, Plan& plan) {
+    const cudaDataType_t in_type = shape.kind == Kind::kFp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
+    const cudaDataType_t out_type = shape.kind == Kind::kBf16ToFp32 ? CUDA_R_32F : CUDA_R_16BF;
+    cublasLtMatmulDesc_t made = nullptr;
+    check_cublas(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                 "describing a matrix product");
+    plan.description.reset(made);
+    set(made, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+    if (shape.kind == Kind::kFp8) {
+      const auto mode = static_cast<int32_t>(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+      set(made, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode);
+      set(made, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode);
+      set(made, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.w_scales);
+      set(made, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.a_scales);
+      set(made, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+    }
+    plan.w = layout(in_type, shape.in, shape.out);
+    plan.a = layout(in_type, shape.in, shape.m);
+    plan.c = layout(out_type, shape.out, shape.m);
+
+    std::vector<cublasLtMatmulAlgo_t> candidates = ask(shape, plan);
+    plan.algorithm = measure ? fastest(shape, plan, candidates, operands) : candidates.front();
+    plan.settled = measure || tuning == MatmulTuning::kHeuristic;
+  }
+
+  std::vector<cublasLtMatmulAlgo_t> ask(const Shape& shape, const Plan& plan) const {
+    cublasLtMatmulPreference_t made = nullptr;
+    check_cublas(cublasLtMatmulPreferenceCreate(&made), "stating preferences for a matrix product");
+    const Preference preference(made);
+    set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace.bytes()));
+    for (const auto which :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+      set(made, which, shape.alignment);
+    cublasLtMatmulHeuristicResult_t found[kCandidates] = {};
+    int count = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle.get(), plan.description.get(), plan.w.get(), plan.a.get(),
+                                       plan.c.get(), plan.c.get(), made, kCandidates, found, &count);
+    std::vector<cublasLtMatmulAlgo_t> candidates;
+    for (int at = 0; at < count; ++at)
+      if (found[at].state == CUBLAS_STATUS_SUCCESS) candidates.push_back(found[at].algo);
+    if (status != CUBLAS_STATUS_SUCCESS || candidates.empty()) {
+      const DeviceInfo& info = current_device_info();
+      throw UserError(
+          text("cuBLASLt ", cublasLtGetVersion(), " has no way to compute ", shape.describe()),
+          text(info.name, ", compute capability ", info.major, ".", info.minor,
+               "; the library says: ", cublasLtGetStatusString(status)),
+          shape.kind == Kind::kFp8
+              ? "use precision: bf16 on this GPU (fp8 with a scale a row needs Hopper or later and "
+                "cuBLAS 12.9 or later)"
+              : "check that driver and CUDA libraries belong together and know this GPU");
+    }
+    return candidates;
+  }
+
+  // Adding to c twice would be wrong, so those results go to scratch; what overwrites c may do so often.
+  cublasLtMatmulAlgo_t fastest(const Shape& shape, const Plan& plan,
+                               const std::vector<cublasLtMatmulAlgo_t>& candidates,
+                               const Operands& operands) {
+    if (candidates.size() == 1) return candidates.front();
+    const NvtxRange range("choosing a matrix product");
+    DeviceBuffer<BFloat16> scratch;  // kAdd has bf16 results only
+    if (shape.accumulate == Accumulate::kAdd)
+      scratch = DeviceBuffer<BFloat16>(shape.m * shape.out, "choosing a matrix product", stream);
+    void* const to = scratch.empty() ? operands.c : scratch.data();
+    Event begin(Timing::kOn), end(Timing::kOn);
+    std::vector<double> least(candidates.size(), std::numeric_limits<double>::infinity());
+    for (int round = 0; round <= kRounds; ++round) {  // round 0 loads code and warms up
+      for (size_t at = 0; at < candidates.size(); ++at) {
+        if (round > 0 && least[at] < 0) continue;
+        begin.record(stream);
+        const cublasStatus_t status = multiply(shape, plan, candidates[at], operands, to);
+        end.record(stream);
+        end.synchronize();
+        if (status != CUBLAS_STATUS_SUCCESS)
+          least[at] = -1;  // the library offers what it then refuses now and then
+        else if (round > 0)
+          least[at] = std::min(least[at], seconds_between(begin, end));
+      }
+    }
+    size_t best = 0;
+    for (size_t at = 0; at < candidates.size(); ++at)
+      if (least[at] >= 0 && (least[best] < 0 || least[at] < least[best])) best = at;
+    return candidates[best];
+  }
+
+  cudaStream_t stream;
+  DeviceBuffer<uint8_t> workspace;
+  MatmulTuning tuning;
+  Handle handle;
+  std::map<Shape, Plan> cache;
+};
+
+DeviceMatmul::DeviceMatmul(StreamHandle stream, int64_t workspace_bytes, MatmulTuning tuning)
+    : plans_(std::make_unique<Plans>(stream, workspace_bytes, tuning)) {}
+
+DeviceMatmul::~DeviceMatmul() = default;
+
+void DeviceMatmul::run(int64_t m, int64_t out, int64_t in, const BFloat16* a, const BFloat16* w, BFloat16* c,
+                       Accumulate accumulate) {
+  check(in % 8 == 0 && out % 8 == 0, "dimensions of a bf16 product are multiples of 8");
+  const NvtxRange range("matmul bf16");
+  plans_->run(Kind::kBf16, accumulate, m, out, in, {w, a, c});
+}
+
+void DeviceMatmul::run(int64_t m, int64_t out, int64_t in, const BFloat16* a, const BFloat16* w, float* c) {
+  check(in % 8 == 0 && out % 4 == 0, "dimensions of a product to fp32 are multiples of 8 (in) and 4 (out)");
+  const NvtxRange range("matmul bf16 to fp32");
+  plans_->run(Kind::kBf16ToFp32, Accumulate::kOverwrite, m, out, in, {w, a, c});
+}
+
+void DeviceMatmul::run(int64_t m, int64_t out, int64_t in, const ConstFp8Rows& a, const ConstFp8Rows& w,
+                       BFloat16* c, Accumulate accumulate) {
+  check(in % 16 == 0 && out % 16 == 0, "dimensions of an fp8 product are multiples of 16");
+  const DeviceInfo& info = current_device_info();
+  if (info.major * 10 + info.minor < 89)
+    throw UserError(text(info.name, " has no fp8 matrix products"),
+                    text("compute capability ", info.major, ".", info.minor, "; fp8 begins with 8.9"),
+                    "use precision: bf16");
+  const NvtxRange range("matmul fp8");
+  plans_->run(Kind::kFp8, accumulate, m, out, in, {w.values, a.values, c, w.scales, a.scales});
+}
+
+}  // namespace longhalo

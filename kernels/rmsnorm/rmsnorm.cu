@@ -1,0 +1,107 @@
+#include "device/cuda_check.hpp"
+#include "device/nvtx.hpp"
+#include "kernels/common/rows.cuh"
+#include "kernels/rmsnorm/rmsnorm.hpp"
+
+namespace longhalo {
+namespace {
+
+template <bool kKept>
+__global__ void __launch_bounds__(kMaxRowThreads)
+    rmsnorm_rows(int64_t n, int64_t hidden, int vectors, const BFloat16* x, const float* __restrict__ weight,
+                 float epsilon, BFloat16* out) {
+  const int64_t row = row_of_thread();
+  if (row >= n) return;
+  const Row<kKept> in(x + row * hidden, vectors);
+  SumMax mine;
+  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+    float v[8];
+    unpack(in.get(slot, at), v);
+#pragma unroll
+    for (float value : v)
+      mine.sum += value * value;
+  });
+  const float factor = rsqrtf(reduce_row(mine).sum / static_cast<float>(hidden) + epsilon);
+  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+    float v[8], w[8];
+    unpack(in.get(slot, at), v);
+    load_vector(weight + at * kVectorWidth, w);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      v[i] = v[i] * factor * w[i];
+    store_vector(out + row * hidden + at * kVectorWidth, pack(v));
+  });
+}
+
+// The norm's factor is the same for a whole row, so it goes into the scale alone: what is quantised is x *
+// weight, and the sum of squares and the largest magnitude are found in one pass.
+template <bool kKept>
+__global__ void __launch_bounds__(kMaxRowThreads)
+    rmsnorm_fp8_rows(int64_t n, int64_t hidden, int vectors, const BFloat16* x,
+                     const float* __restrict__ weight, float epsilon, Fp8Rows out) {
+  const int64_t row = row_of_thread();
+  if (row >= n) return;
+  const Row<kKept> in(x + row * hidden, vectors);
+  float kept[kKept ? kKeptVectors : 1][8];
+  SumMax mine;
+  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+    float v[8], w[8];
+    unpack(in.get(slot, at), v);
+    load_vector(weight + at * kVectorWidth, w);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      mine.sum += v[i] * v[i];
+      kept[slot][i] = v[i] * w[i];
+      mine.max = fmaxf(mine.max, fabsf(kept[slot][i]));
+    }
+  });
+  const SumMax all = reduce_row(mine);
+  const Fp8Scale scale = fp8_scale(all.max);
+  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+    float v[8];
+    if constexpr (!kKept) {
+      float w[8];
+      unpack(in.get(slot, at), v);
+      load_vector(weight + at * kVectorWidth, w);
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        kept[slot][i] = v[i] * w[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      v[i] = kept[slot][i] * scale.inverse;
+    store_e4m3(out.values + row * hidden + at * kVectorWidth, v);
+  });
+  if (threadIdx.x == 0)
+    out.scales[row] = scale.scale * rsqrtf(all.sum / static_cast<float>(hidden) + epsilon);
+}
+
+}  // namespace
+
+void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
+             float epsilon, BFloat16* out) {
+  if (n == 0) return;
+  const NvtxRange range("rmsnorm");
+  const RowLaunch at = row_launch(n, hidden);
+  for (const void* data :
+       {static_cast<const void*>(x), static_cast<const void*>(weight), static_cast<const void*>(out)})
+    check_aligned(data);
+  const auto kernel = at.kept ? rmsnorm_rows<true> : rmsnorm_rows<false>;
+  kernel<<<at.grid, at.block, 0, stream>>>(n, hidden, at.vectors, x, weight, epsilon, out);
+  check_launch("rmsnorm", stream);
+}
+
+void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
+             float epsilon, const Fp8Rows& out) {
+  if (n == 0) return;
+  const NvtxRange range("rmsnorm to fp8");
+  const RowLaunch at = row_launch(n, hidden);
+  check_aligned(x);
+  check_aligned(weight);
+  check_aligned(out.values, 8);
+  const auto kernel = at.kept ? rmsnorm_fp8_rows<true> : rmsnorm_fp8_rows<false>;
+  kernel<<<at.grid, at.block, 0, stream>>>(n, hidden, at.vectors, x, weight, epsilon, out);
+  check_launch("rmsnorm to fp8", stream);
+}
+
+}  // namespace longhalo

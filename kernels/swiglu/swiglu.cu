@@ -1,0 +1,83 @@
+#include "device/cuda_check.hpp"
+#include "device/nvtx.hpp"
+#include "kernels/common/rows.cuh"
+#include "kernels/swiglu/swiglu.hpp"
+
+namespace longhalo {
+namespace {
+
+// silu(gate) * up. Where exp(-gate) overflows, silu is below fp32's smallest number, and becomes 0.
+__device__ void gate_vector(const Bf16x8& gates, const Bf16x8& ups, float (&out)[8]) {
+  float gate[8];
+  unpack(gates, gate);
+  unpack(ups, out);
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    out[i] *= __fdividef(gate[i], 1.0F + __expf(-gate[i]));
+}
+
+template <bool kKept>
+__global__ void __launch_bounds__(kMaxRowThreads)
+    swiglu_rows(int64_t n, int64_t ffn, int vectors, const BFloat16* __restrict__ gate_up,
+                BFloat16* __restrict__ out) {
+  const int64_t row = row_of_thread();
+  if (row >= n) return;
+  const Row<kKept> gates(gate_up + row * 2 * ffn, vectors), ups(gate_up + (row * 2 + 1) * ffn, vectors);
+  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+    float v[8];
+    gate_vector(gates.get(slot, at), ups.get(slot, at), v);
+    store_vector(out + row * ffn + at * kVectorWidth, pack(v));
+  });
+}
+
+template <bool kKept>
+__global__ void __launch_bounds__(kMaxRowThreads)
+    swiglu_fp8_rows(int64_t n, int64_t ffn, int vectors, const BFloat16* __restrict__ gate_up, Fp8Rows out) {
+  const int64_t row = row_of_thread();
+  if (row >= n) return;
+  const Row<kKept> gates(gate_up + row * 2 * ffn, vectors), ups(gate_up + (row * 2 + 1) * ffn, vectors);
+  float kept[kKept ? kKeptVectors : 1][8];
+  SumMax mine;
+  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+    gate_vector(gates.get(slot, at), ups.get(slot, at), kept[slot]);
+#pragma unroll
+    for (float value : kept[slot])
+      mine.max = fmaxf(mine.max, fabsf(value));
+  });
+  const Fp8Scale scale = fp8_scale(reduce_row(mine).max);
+  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+    if constexpr (!kKept) gate_vector(gates.get(slot, at), ups.get(slot, at), kept[slot]);
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      v[i] = kept[slot][i] * scale.inverse;
+    store_e4m3(out.values + row * ffn + at * kVectorWidth, v);
+  });
+  if (threadIdx.x == 0) out.scales[row] = scale.scale;
+}
+
+}  // namespace
+
+void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, BFloat16* out) {
+  if (n == 0) return;
+  const NvtxRange range("swiglu");
+  const RowLaunch at = row_launch(n, ffn);
+  check_aligned(gate_up);
+  check_aligned(out);
+  const auto kernel = at.kept ? swiglu_rows<true> : swiglu_rows<false>;
+  kernel<<<at.grid, at.block, 0, stream>>>(n, ffn, at.vectors, gate_up, out);
+  check_launch("swiglu", stream);
+}
+
+void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Fp8Rows& out) {
+  if (n == 0) return;
+  const NvtxRange range("swiglu to fp8");
+  const RowLaunch at = row_launch(n, ffn);
+  check_aligned(gate_up);
+  check_aligned(out.values, 8);
+  const auto kernel = at.kept ? swiglu_fp8_rows<true> : swiglu_fp8_rows<false>;
+  kernel<<<at.grid, at.block, 0, stream>>>(n, ffn, at.vectors, gate_up, out);
+  check_launch("swiglu to fp8", stream);
+}
+
+}  // namespace longhalo
