@@ -9,7 +9,8 @@ namespace longhalo {
 void attention_hopper(StreamHandle stream, const Attention<BFloat16>& problem);
 /// sm_80 and later: cp.async, mma.sync (attention_portable.cu).
 void attention_portable(StreamHandle stream, const Attention<BFloat16>& problem);
-/// sm_80 and later, at most kGpuDecodeQueries queries: split over keys, merged by lse (attention_decode.cu).
+/// sm_80 and later, at most kGpuDecodeQueries queries: split over keys, merged by lse
+/// (attention_gpu_decode.cu).
 void attention_gpu_decode(StreamHandle stream, const Attention<BFloat16>& problem);
 
 }  // namespace longhalo
