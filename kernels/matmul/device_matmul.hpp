@@ -35,7 +35,7 @@ class DeviceMatmul {
   /// must not overlap a or w.
   void run(int64_t m, int64_t out, int64_t in, const BFloat16* a, const BFloat16* w, BFloat16* c,
            Accumulate accumulate = Accumulate::kOverwrite);
-  /// The same with an fp32 result (logits); out a multiple of 4.
+  /// The same with an fp32 result (logits); out may be odd.
   void run(int64_t m, int64_t out, int64_t in, const BFloat16* a, const BFloat16* w, float* c);
   /// fp8 operands, bf16 result; in and out multiples of 16. The tensor cores' fast accumulation is used: sums
   /// carry about 14 bits, well below what e4m3 loses. Throws UserError where the device (compute

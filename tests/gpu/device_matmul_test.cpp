@@ -1,0 +1,222 @@
+// Matrix products by cuBLASLt against the fp64 definition: shapes of prefill tiles, of their short ends and
+// of decode; the residual stream added exactly once although candidates are timed; fp8 with a scale a row.
+#include "kernels/matmul/device_matmul.hpp"
+
+#include "core/error.hpp"
+#include "gpu_test.hpp"
+#include "guarded.hpp"
+#include "kernels/quantize/quantize.hpp"
+
+namespace longhalo::testing {
+namespace {
+
+struct Product {
+  int64_t m, out, in;
+};
+
+const Product kProducts[] = {{1, 8, 8},       {1, 4096, 1024}, {2, 576, 576},
+                             {8, 1536, 576},  {7, 64, 4096},   {129, 576, 192},
+                             {257, 320, 576}, {1000, 192, 64}, {300, 1024, 512}};
+
+// Sums of `in` products in fp32: rounding errors add like a random walk (Higham and Mary 2019), each below
+// `unit` of the running sum, which the magnitude sqrt(sum of squares) stands for; 8 for the largest of many
+// elements.
+double sum_error(const Product& p, double unit, double magnitude) {
+  return 8 * std::sqrt(static_cast<double>(p.in)) * unit * magnitude;
+}
+
+struct Reference {
+  std::vector<double> c;          // [m, out]
+  std::vector<double> magnitude;  // [m, out] sqrt(sum (a w)^2), and |c| before
+};
+
+Reference reference(const Product& p, const std::vector<double>& a, const std::vector<double>& w,
+                    const std::vector<double>* before) {
+  Reference right;
+  right.c = before != nullptr ? *before : std::vector<double>(static_cast<size_t>(p.m * p.out));
+  matmul_reference(p.m, p.out, p.in, a.data(), w.data(), right.c.data(),
+                   before != nullptr ? Accumulate::kAdd : Accumulate::kOverwrite);
+  std::vector<double> a2, w2;
+  for (double x : a)
+    a2.push_back(x * x);
+  for (double x : w)
+    w2.push_back(x * x);
+  right.magnitude.resize(right.c.size());
+  matmul_reference(p.m, p.out, p.in, a2.data(), w2.data(), right.magnitude.data());
+  for (size_t at = 0; at < right.c.size(); ++at)
+    right.magnitude[at] = std::sqrt(right.magnitude[at]) + (before != nullptr ? std::abs((*before)[at]) : 0);
+  return right;
+}
+
+class DeviceMatmulTest : public GpuTest {};
+
+// The tensor cores add in fp32 without rounding to nearest: one unit is 2^-23.
+constexpr double kTensorCoreUnit = 0x1p-23;
+
+TEST_F(DeviceMatmulTest, Bf16OverwritesAndAdds) {
+  DeviceMatmul matmul(stream());
+  for (const Product& p : kProducts) {
+    SCOPED_TRACE(::testing::Message() << "m " << p.m << ", out " << p.out << ", in " << p.in);
+    const auto a = normal_bf16(p.m * p.in, 1), w = normal_bf16(p.out * p.in, 2),
+               before = normal_bf16(p.m * p.out, 3, 9);
+    const auto before_wide = doubles(before);
+    Guarded<BFloat16> da(p.m * p.in, stream()), dw(p.out * p.in, stream()), dc(p.m * p.out, stream());
+    da.put(a), dw.put(w);
+    for (Accumulate accumulate : {Accumulate::kOverwrite, Accumulate::kAdd}) {
+      const bool add = accumulate == Accumulate::kAdd;
+      const Reference right = reference(p, doubles(a), doubles(w), add ? &before_wide : nullptr);
+      const auto run = [&] {
+        dc.poison();  // NaN in what is only overwritten must not show
+        if (add) dc.put(before);
+        matmul.run(p.m, p.out, p.in, da.data(), dw.data(), dc.data(), accumulate);
+        return dc.values();
+      };
+      const auto first = run();  // measures candidates on its way
+      expect_near(first, right.c, kBf16Unit,
+                  [&](size_t at) { return sum_error(p, kTensorCoreUnit, right.magnitude[at]); });
+      expect_same_bits(run(), first);
+      expect_same_bits(run(), first);
+    }
+  }
+}
+
+TEST_F(DeviceMatmulTest, Fp32ResultsOfAnyVocabulary) {
+  DeviceMatmul matmul(stream());
+  for (const Product& p :
+       {Product{1, 8, 8}, Product{1, 5003, 576}, Product{5, 1001, 64}, Product{33, 4096, 576}}) {
+    SCOPED_TRACE(::testing::Message() << "m " << p.m << ", out " << p.out << ", in " << p.in);
+    const auto a = normal_bf16(p.m * p.in, 4), w = normal_bf16(p.out * p.in, 5);
+    const Reference right = reference(p, doubles(a), doubles(w), nullptr);
+    Guarded<BFloat16> da(p.m * p.in, stream()), dw(p.out * p.in, stream());
+    Guarded<float> dc(p.m * p.out, stream());
+    da.put(a), dw.put(w);
+    matmul.run(p.m, p.out, p.in, da.data(), dw.data(), dc.data());
+    const auto first = dc.values();
+    expect_near(first, right.c, 0,
+                [&](size_t at) { return sum_error(p, kTensorCoreUnit, right.magnitude[at]); });
+    dc.poison();
+    matmul.run(p.m, p.out, p.in, da.data(), dw.data(), dc.data());
+    expect_same_bits(dc.values(), first);
+  }
+}
+
+TEST_F(DeviceMatmulTest, OperandsThatBeginAtOddMultiplesOf16Bytes) {
+  DeviceMatmul matmul(stream());
+  const Product p{65, 192, 320};
+  const auto a = normal_bf16(p.m * p.in + 8, 6), w = normal_bf16(p.out * p.in + 8, 7);
+  Guarded<BFloat16> da(p.m * p.in + 8, stream()), dw(p.out * p.in + 8, stream()),
+      dc(p.m * p.out + 8, stream());
+  da.put(a), dw.put(w);
+  matmul.run(p.m, p.out, p.in, da.data() + 8, dw.data() + 8, dc.data() + 8);
+  const auto got = dc.values();
+  const Reference right = reference(p, doubles(std::vector<BFloat16>(a.begin() + 8, a.end())),
+                                    doubles(std::vector<BFloat16>(w.begin() + 8, w.end())), nullptr);
+  expect_near(std::vector<BFloat16>(got.begin() + 8, got.end()), right.c, kBf16Unit,
+              [&](size_t at) { return sum_error(p, kTensorCoreUnit, right.magnitude[at]); });
+  for (size_t at = 0; at < 8; ++at)
+    EXPECT_EQ(got[at].bits, 0xffff);
+}
+
+TEST_F(DeviceMatmulTest, InsideACapturedGraph) {
+  DeviceMatmul matmul(stream(), int64_t{32} << 20);
+  const Product p{1, 576, 1536};
+  const auto a = normal_bf16(p.in, 8), w = normal_bf16(p.out * p.in, 9), before = normal_bf16(p.out, 10);
+  const auto before_wide = doubles(before);
+  Guarded<BFloat16> da(p.in, stream()), dw(p.out * p.in, stream()), dc(p.out, stream());
+  da.put(a), dw.put(w), dc.put(before);
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), "beginning a capture");
+  matmul.run(p.m, p.out, p.in, da.data(), dw.data(), dc.data(), Accumulate::kAdd);  // a shape not met before
+  check_cuda(cudaStreamEndCapture(stream(), &graph), "ending a capture");
+  cudaGraphExec_t executable = nullptr;
+  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  expect_same_bits(dc.values(), before);  // nothing ran yet
+  check_cuda(cudaGraphLaunch(executable, stream()), "cudaGraphLaunch");
+  const Reference right = reference(p, doubles(a), doubles(w), &before_wide);
+  const auto once = [&](size_t at) { return sum_error(p, kTensorCoreUnit, right.magnitude[at]); };
+  expect_near(dc.values(), right.c, kBf16Unit, once);
+  dc.put(before);
+  matmul.run(p.m, p.out, p.in, da.data(), dw.data(), dc.data(), Accumulate::kAdd);  // now it may measure
+  expect_near(dc.values(), right.c, kBf16Unit, once);
+  check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+}
+
+TEST_F(DeviceMatmulTest, NoRowsAreNoWork) {
+  DeviceMatmul matmul(stream());
+  Guarded<BFloat16> x(64, stream()), c(64, stream());
+  matmul.run(0, 8, 8, x.data(), x.data(), c.data());
+  for (BFloat16 value : c.values())
+    EXPECT_EQ(value.bits, 0xffff);
+  EXPECT_THROW(matmul.run(1, 8, 12, x.data(), x.data(), c.data()), InvariantError);
+  EXPECT_THROW(matmul.run(1, 8, 8, x.data() + 1, x.data(), c.data()), InvariantError);
+}
+
+// e4m3 rows as quantize_rows makes them (its own test judges it), dequantised on the host.
+struct Quantised {
+  Quantised(int64_t rows, int64_t width, const std::vector<BFloat16>& x, cudaStream_t stream)
+      : values(rows * width, stream), scales(rows, stream), exact(x.size()) {
+    Guarded<BFloat16> from(rows * width, stream);
+    from.put(x);
+    quantize_rows(stream, rows, width, from.data(), {values.data(), scales.data()});
+    const auto codes = values.values();
+    const auto host_scales = scales.values();
+    for (size_t at = 0; at < exact.size(); ++at) {
+      const int code = codes[at].bits, exponent = code >> 3 & 15, fraction = code & 7;
+      const double magnitude =
+          exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+      exact[at] = (code & 0x80 ? -magnitude : magnitude) *
+                  static_cast<double>(host_scales[at / static_cast<size_t>(width)]);
+    }
+  }
+  ConstFp8Rows rows() { return {values.data(), scales.data()}; }
+  Guarded<Fp8E4M3> values;
+  Guarded<float> scales;
+  std::vector<double> exact;
+};
+
+TEST_F(DeviceMatmulTest, Fp8WithAScaleARow) {
+  DeviceMatmul matmul(stream());
+  const DeviceInfo& info = device().info();
+  for (const Product& p : {Product{1, 4096, 1024}, Product{16, 64, 64}, Product{129, 576, 192},
+                           Product{7, 1536, 4096}, Product{300, 1024, 512}, Product{1000, 192, 64}}) {
+    SCOPED_TRACE(::testing::Message() << "m " << p.m << ", out " << p.out << ", in " << p.in);
+    auto a = normal_bf16(p.m * p.in, 11), w = normal_bf16(p.out * p.in, 12, 0.02F);
+    for (int64_t i = 0; i < p.m; ++i)  // scales that differ much from row to row
+      for (int64_t c = 0; c < p.in; ++c) {
+        BFloat16& x = a[static_cast<size_t>(i * p.in + c)];
+        x = to_bfloat16(std::ldexp(to_float(x), static_cast<int>(i % 11) - 5));
+      }
+    for (int64_t o = 0; o < p.out; ++o)
+      for (int64_t c = 0; c < p.in; ++c) {
+        BFloat16& x = w[static_cast<size_t>(o * p.in + c)];
+        x = to_bfloat16(std::ldexp(to_float(x), static_cast<int>(o % 7) - 3));
+      }
+    Quantised qa(p.m, p.in, a, stream()), qw(p.out, p.in, w, stream());
+    Guarded<BFloat16> dc(p.m * p.out, stream());
+    if (!info.is_hopper() && info.major < 10) {
+      EXPECT_THROW(matmul.run(p.m, p.out, p.in, qa.rows(), qw.rows(), dc.data()), UserError);
+      continue;
+    }
+    const auto before = normal_bf16(p.m * p.out, 13);
+    const auto before_wide = doubles(before);
+    for (Accumulate accumulate : {Accumulate::kOverwrite, Accumulate::kAdd}) {
+      const bool add = accumulate == Accumulate::kAdd;
+      const Reference right = reference(p, qa.exact, qw.exact, add ? &before_wide : nullptr);
+      const auto run = [&] {
+        dc.poison();
+        if (add) dc.put(before);
+        matmul.run(p.m, p.out, p.in, qa.rows(), qw.rows(), dc.data(), accumulate);
+        return dc.values();
+      };
+      const auto first = run();
+      // Fast accumulation cuts every product to 13 bits below the running sum's first.
+      expect_near(first, right.c, kBf16Unit,
+                  [&](size_t at) { return sum_error(p, 0x1p-13, right.magnitude[at]); });
+      expect_same_bits(run(), first);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace longhalo::testing
