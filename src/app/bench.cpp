@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "app/device_setup.hpp"
 #include "core/error.hpp"
+#include "core/text.hpp"
 
 namespace longhalo {
 namespace {
@@ -14,7 +16,14 @@ constexpr Shortcut kWindow{"--window", "attention.window", "Window W in tokens"}
 constexpr Shortcut kStride{"--stride", "attention.landmark_stride",
                            "Landmark stride S in tokens, 0 for none"};
 constexpr Shortcut kBands{"--bands", "attention.bands", "Bands, e.g. \"[[1, 0, 4096], [64, 4096, inf]]\""};
+constexpr Shortcut kBytes{"--bytes", "bench.bytes", "Bytes of the copy or of the longest message"};
 constexpr Shortcut kModel{"--model", "model.path", "Model directory"};
+
+#ifdef LONGHALO_HAVE_CUDA
+#define IN_CUDA_BUILD(function) function
+#else
+#define IN_CUDA_BUILD(function) nullptr
+#endif
 
 std::vector<Benchmark> make_benchmarks() {
   std::vector<Benchmark> all;
@@ -32,14 +41,42 @@ std::vector<Benchmark> make_benchmarks() {
                   {"--head-dim", "bench.head_dim", "Head dimension"},
                   {"--first-query", "bench.first_query", "Position of the first query"},
                   {"--kernel", "bench.kernel", "auto, hopper, portable or all, on CUDA"}},
-                 run_bench_attention});
+                 run_bench_attention_cpu,
+                 IN_CUDA_BUILD(run_bench_attention_cuda)});
+  all.push_back({Subcommand::kBenchCopy,
+                 "copy",
+                 "Copies of memory: device, host to device and back",
+                 {kRepeats, kBytes, kJson},
+                 run_bench_copy_cpu,
+                 IN_CUDA_BUILD(run_bench_copy_cuda)});
+  all.push_back({Subcommand::kBenchGemm,
+                 "gemm",
+                 "Matrix products of an 8B layer, or of one shape",
+                 {kTokens,
+                  kRepeats,
+                  kJson,
+                  {"--outputs", "bench.outputs", "Outputs of the one product"},
+                  {"--inputs", "bench.inputs", "Inputs of the one product"},
+                  {"--precision", "run.precision", "bf16 or fp8 alone, on CUDA"}},
+                 run_bench_gemm_cpu,
+                 IN_CUDA_BUILD(run_bench_gemm_cuda)});
+  all.push_back(
+      {Subcommand::kBenchHalo,
+       "halo",
+       "Messages between neighbouring ranks, by transport and size",
+       {kRepeats, kBytes, kJson, {"--transport", "run.transport", "nccl, mpi or staged alone, on CUDA"}},
+       run_bench_halo_cpu,
+       IN_CUDA_BUILD(run_bench_halo_cuda)});
   all.push_back({Subcommand::kBenchPrefill,
                  "prefill",
                  "A whole prefill of random tokens",
                  {kTokens, kRepeats, kWindow, kStride, kBands, kJson, kModel},
-                 run_bench_prefill});
+                 run_bench_prefill,
+                 IN_CUDA_BUILD(run_bench_prefill)});
   return all;
 }
+
+#undef IN_CUDA_BUILD
 
 }  // namespace
 
@@ -52,7 +89,16 @@ void run_benchmark(const MpiSession& session, Subcommand subcommand, const Confi
   const auto found = std::find_if(benchmarks().begin(), benchmarks().end(),
                                   [&](const Benchmark& one) { return one.subcommand == subcommand; });
   check(found != benchmarks().end(), "every subcommand of bench is in the list of benchmarks");
-  found->run(session, config);
+  const RunDevice device = run_device(session, config);
+  const BenchmarkFunction run = device == RunDevice::kCpu ? found->on_cpu : found->on_cuda;
+  session.together([&] {
+    run_precision(config, device);
+    if (run == nullptr)
+      throw UserError(text("bench ", found->name, " does not run on this device"),
+                      text("run.device: ", device == RunDevice::kCpu ? "cpu" : "cuda"),
+                      "run it on the other kind of device");
+  });
+  run(session, config);
 }
 
 }  // namespace longhalo

@@ -20,21 +20,34 @@ struct Shortcut {
   const char* help;
 };
 
+/// Collective.
+using BenchmarkFunction = void (*)(const MpiSession& session, const Config& config);
+
 struct Benchmark {
   Subcommand subcommand;
   const char* name;
   const char* help;
   std::vector<Shortcut> shortcuts;
-  void (*run)(const MpiSession& session, const Config& config);  // collective
+  BenchmarkFunction on_cpu, on_cuda;  // nullptr: not on this device, or not in this build
 };
 
 std::span<const Benchmark> benchmarks();
 
-/// Collective.
+/// On the device that run.device says. Collective.
 void run_benchmark(const MpiSession& session, Subcommand subcommand, const Config& config);
 
 /// The attention kernel alone, on every rank at once.
-void run_bench_attention(const MpiSession& session, const Config& config);
+void run_bench_attention_cpu(const MpiSession& session, const Config& config);
+void run_bench_attention_cuda(const MpiSession& session, const Config& config);
+/// Copies of memory, on every rank at once.
+void run_bench_copy_cpu(const MpiSession& session, const Config& config);
+void run_bench_copy_cuda(const MpiSession& session, const Config& config);
+/// Matrix products, on every rank at once.
+void run_bench_gemm_cpu(const MpiSession& session, const Config& config);
+void run_bench_gemm_cuda(const MpiSession& session, const Config& config);
+/// Messages between neighbouring ranks, as halos travel.
+void run_bench_halo_cpu(const MpiSession& session, const Config& config);
+void run_bench_halo_cuda(const MpiSession& session, const Config& config);
 /// A whole prefill of random tokens over all ranks.
 void run_bench_prefill(const MpiSession& session, const Config& config);
 

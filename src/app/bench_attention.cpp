@@ -1,12 +1,13 @@
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <random>
 
+#include "app/attention_check.hpp"
 #include "app/bench.hpp"
 #include "app/bench_report.hpp"
 #include "app/model_setup.hpp"
-#include "core/clock.hpp"
+#include "app/timed_runs.hpp"
+#include "core/error.hpp"
 #include "core/text.hpp"
 #include "device/host_buffer.hpp"
 #include "kernels/attention/attention.hpp"
@@ -16,6 +17,8 @@ namespace longhalo {
 namespace {
 
 constexpr double kRateSeconds = 1.0;
+constexpr int64_t kSamples = 64;     // rows that are checked
+constexpr double kMostError = 1e-5;  // fp32, sums over thousands of keys
 
 HostBuffer<float> random_values(int64_t count, uint64_t seed) {
   std::mt19937_64 generator(seed);
@@ -35,11 +38,12 @@ struct Setup {
   Setup(const Config::Bench& bench, const AttentionPattern& pattern) {
     const int64_t n = bench.tokens, row = bench.kv_heads * bench.head_dim;
     memory.push_back(random_values(n * bench.heads * bench.head_dim, 1));
-    for (const Band& band : pattern.bands) {
-      const int64_t keys = n / band.stride;
-      memory.push_back(random_values(keys * row, 2));
-      memory.push_back(random_values(keys * row, 3));
-      bands.push_back({band, memory[memory.size() - 2].data(), memory.back().data(), 0, keys});
+    bands = existing_keys<float>(pattern.bands, bench.first_query, n);
+    for (BandKeys<float>& keys : bands) {
+      memory.push_back(random_values(keys.count * row, 2));
+      keys.k = memory.back().data();
+      memory.push_back(random_values(keys.count * row, 3));
+      keys.v = memory.back().data();
     }
     memory.push_back(random_values(bench.heads, 4));
     problem.landmark_bias = memory.back().data();
@@ -50,78 +54,67 @@ struct Setup {
     problem.head_dim = bench.head_dim;
     problem.scale = 1 / std::sqrt(static_cast<float>(bench.head_dim));
     problem.queries = n;
+    problem.first_query = bench.first_query;
     problem.q = memory.front().data();
     problem.bands = bands;
   }
 
-  // Relative error of a few whole rows against the fp64 reference.
-  double error_of_samples() const {
-    std::vector<std::vector<double>> wide_memory;
-    std::vector<BandKeys<double>> wide;
-    const auto widen = [&](const float* values, int64_t count) {
-      wide_memory.emplace_back(values, values + count);
-      return wide_memory.back().data();
+  AttentionReader reader() const {
+    AttentionReader reader;
+    reader.heads = problem.heads;
+    reader.kv_heads = problem.kv_heads;
+    reader.head_dim = problem.head_dim;
+    reader.scale = 1 / std::sqrt(static_cast<double>(problem.head_dim));
+    reader.queries = problem.queries;
+    reader.first_query = problem.first_query;
+    for (const BandKeys<float>& keys : bands)
+      reader.bands.push_back({keys.band, nullptr, nullptr, keys.first_key, keys.count, 0});
+    reader.landmark_bias.assign(problem.landmark_bias, problem.landmark_bias + problem.heads);
+    const auto row_of = [this](const float* from, int64_t row, int64_t head) {
+      const float* first = from + (row * problem.heads + head) * problem.head_dim;
+      return std::vector<double>(first, first + problem.head_dim);
     };
-    wide_memory.reserve(2 * bands.size() + 2);
-    const int64_t kv_row = problem.kv_heads * problem.head_dim, q_row = problem.heads * problem.head_dim;
-    for (const BandKeys<float>& band : bands)
-      wide.push_back({band.band, widen(band.k, band.count * kv_row), widen(band.v, band.count * kv_row),
-                      band.first_key, band.count});
-    const double* bias = widen(problem.landmark_bias, problem.heads);
-    double difference = 0, norm = 0;
-    for (const int64_t i : {int64_t{0}, problem.queries / 3, problem.queries / 2, problem.queries - 1}) {
-      const std::vector<double> q(problem.q + i * q_row, problem.q + (i + 1) * q_row);
-      std::vector<double> out(static_cast<size_t>(q_row));
-      Attention<double> row;
-      row.heads = problem.heads;
-      row.kv_heads = problem.kv_heads;
-      row.head_dim = problem.head_dim;
-      row.scale = 1 / std::sqrt(static_cast<double>(problem.head_dim));
-      row.queries = 1;
-      row.first_query = i;
-      row.q = q.data();
-      row.bands = wide;
-      row.landmark_bias = bias;
-      row.out = out.data();
-      attention_reference(row);
-      for (int64_t c = 0; c < q_row; ++c) {
-        const double exact = out[static_cast<size_t>(c)];
-        difference += std::pow(problem.out[i * q_row + c] - exact, 2);
-        norm += exact * exact;
+    reader.query = [=, this](int64_t row, int64_t head) { return row_of(problem.q, row, head); };
+    reader.result = [=, this](int64_t row, int64_t head) { return row_of(problem.out, row, head); };
+    reader.keys = [this](size_t band, int64_t kv_head, int64_t first_row, int64_t count) {
+      WideKeys wide;
+      for (int64_t row = first_row; row < first_row + count; ++row) {
+        const int64_t at = (row * problem.kv_heads + kv_head) * problem.head_dim;
+        wide.k.insert(wide.k.end(), bands[band].k + at, bands[band].k + at + problem.head_dim);
+        wide.v.insert(wide.v.end(), bands[band].v + at, bands[band].v + at + problem.head_dim);
       }
-    }
-    return std::sqrt(difference / norm);
+      return wide;
+    };
+    return reader;
   }
 };
 
 }  // namespace
 
-void run_bench_attention(const MpiSession& session, const Config& config) {
+void run_bench_attention_cpu(const MpiSession& session, const Config& config) {
   const int threads = use_threads(session, config);
   const AttentionPattern pattern = attention_pattern(config);
   const Config::Bench& bench = config.bench;
   Setup setup(bench, pattern);
 
-  std::vector<double> seconds;
-  for (int64_t repeat = 0; repeat <= bench.repeats; ++repeat) {  // the first warms up
+  const auto poison = [&] {
     std::fill_n(setup.problem.out, bench.tokens * bench.heads * bench.head_dim, std::nanf(""));
-    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
-    const Stopwatch watch;
-    attention_forward(setup.problem);
-    if (repeat > 0) seconds.push_back(watch.seconds());
-  }
-  std::sort(seconds.begin(), seconds.end());
-  const double median = spread_over_ranks(session, seconds[seconds.size() / 2]).mean;
+  };
+  const TimedRuns timed =
+      time_on_cpu(session, bench.repeats, poison, [&] { attention_forward(setup.problem); });
+  const double median = spread_over_ranks(session, timed.median_seconds).mean;
   check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
   const double matmul = spread_over_ranks(session, measure_matmul_rate(kRateSeconds)).mean;
   const double flops = 4.0 * static_cast<double>(bench.head_dim * bench.heads) *
                        static_cast<double>(visible_pairs(setup.problem));
-  const double error = spread_over_ranks(session, setup.error_of_samples()).max;
+  const double error = spread_over_ranks(session, sampled_attention_error(setup.reader(), kSamples, 5)).max;
 
   BenchReport report("attention forward, fp32, CPU");
   report.add("tokens", bench.tokens);
-  report.add("heads", text(bench.heads, "/", bench.kv_heads, " x ", bench.head_dim), "",
-             "query/KV heads x head dim");
+  report.add("first_query", bench.first_query, "", "position of the first token");
+  report.add("heads", bench.heads);
+  report.add("kv_heads", bench.kv_heads);
+  report.add("head_dim", bench.head_dim);
   report.add("bands", pattern.describe(), "", "{stride, near, far}");
   report.add("ranks", session.ranks(), "", "each runs the whole problem at the same time");
   report.add("threads_per_rank", threads);
@@ -130,8 +123,9 @@ void run_bench_attention(const MpiSession& session, const Config& config) {
              "useful: 4 d a visible pair and head; a rank");
   report.add("matmul_gflops", matmul / 1e9, "GFLOP/s", "a large sgemm, measured in this run; a rank");
   report.add("attention_over_matmul", flops / median / matmul, "", "ratio of the two");
-  report.add("relative_error", error, "", "of four whole rows against the fp64 reference");
+  report.add("relative_error", error, "", text("of ", kSamples, " rows of a head against fp64"));
   report.publish(session, bench.json);
+  session.together([&] { check(error <= kMostError, "the attention that was timed is right within 1e-5"); });
 }
 
 }  // namespace longhalo

@@ -1,10 +1,6 @@
 #include "app/device_setup.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <vector>
-
+#include "comm/device_choice.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
@@ -80,35 +76,12 @@ TransportChoice transport_choice(const Config& config) {
   throw InvariantError("every choice of run.transport is known", std::source_location::current());
 }
 
-const char* device_word(RunDevice device) {
-  return device == RunDevice::kCpu ? "CPU" : "CUDA";
-}
-
 #ifdef LONGHALO_HAVE_CUDA
 
 std::unique_ptr<Device> open_gpu(const MpiSession& session, const Config& config) {
+  const int index = choose_device(session, config.run.share_gpus ? ShareGpus::kYes : ShareGpus::kNo);
   std::unique_ptr<Device> device;
-  session.together([&] {
-    const int visible = visible_devices();
-    device = std::make_unique<Device>(visible > 0 ? session.local_rank() % visible : 0);
-  });
-  // By UUID, because a launcher may show each rank its own GPU under the number 0.
-  using Name = std::array<char, 64>;
-  Name mine{};
-  std::strncpy(mine.data(), device->info().uuid.c_str(), mine.size() - 1);
-  std::vector<Name> all(static_cast<size_t>(session.ranks()));
-  check_mpi(
-      MPI_Allgather(mine.data(), sizeof(Name), MPI_CHAR, all.data(), sizeof(Name), MPI_CHAR, session.comm()),
-      "MPI_Allgather");
-  session.together([&] {
-    const auto first = std::find(all.begin(), all.end(), mine) - all.begin();
-    if (config.run.share_gpus || first == session.rank()) return;
-    throw UserError(text("ranks ", first, " and ", session.rank(), " would share one GPU"),
-                    text(device->info().name, " on ", session.host(), ", which has ", session.local_ranks(),
-                         " ranks and shows ", visible_devices(), " GPU(s) to this one"),
-                    "start at most one rank a GPU on each node (--ntasks-per-node, --gpus-per-node), or set "
-                    "run.share_gpus: true");
-  });
+  session.together([&] { device = std::make_unique<Device>(index); });
   return device;
 }
 

@@ -31,9 +31,6 @@ int64_t token_tile(const Config& config, RunDevice device);
 
 TransportChoice transport_choice(const Config& config);
 
-/// "CPU" or "CUDA", for titles.
-const char* device_word(RunDevice device);
-
 #ifdef LONGHALO_HAVE_CUDA
 /// This rank's GPU, made current. Throws UserError (on all ranks) when it cannot be used and when two ranks
 /// would share one without run.share_gpus. Collective.
