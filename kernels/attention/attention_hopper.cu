@@ -30,12 +30,15 @@ constexpr int kWarpgroup = 128;
 constexpr float kLag = 8;  // how far, in log2, a row's scores may exceed the maximum they are relative to
 constexpr int64_t kRowLimit = int64_t{1} << 30;
 
-template <int kDim>
+template <int kDim_, int kCluster_>
 struct Shape {
+  static constexpr int kDim = kDim_;
+  static constexpr int kCluster = kCluster_;  // blocks that share keys and values, each for a head of its own
   static constexpr int kConsumers = kDim == 128 ? 2 : 3;  // warpgroups of 64 queries
   static constexpr int kQueryTile = 64 * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kKeyStages = kDim == 128 ? 2 : 3;
+  static constexpr int kKeyStages = 3;
+  static constexpr int kValueStages = kDim == 128 ? 2 : 3;
   static constexpr int kQueryStages = 2;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
@@ -78,8 +81,8 @@ struct Edge {
 
 // One band as a query tile sees it.
 struct BandSpan {
-  int begin, tiles;          // rows [begin, begin + 128 * tiles)
-  int full_begin, full_end;  // rows that every query sees
+  int begin, tiles;        // rows [begin, begin + 128 * tiles)
+  int full_from, full_to;  // tiles of which every query sees every key
   Edge lo, hi;
   int stride, count;
 };
@@ -90,16 +93,15 @@ struct Item {
   BandSpan span[kMaxBands];
 };
 
-template <int kDim>
+template <class S>
 struct SharedMemory {
-  using S = Shape<kDim>;
   alignas(1024) uint8_t q[S::kQueryStages][S::kQueryBytes];
   alignas(1024) uint8_t k[S::kKeyStages][S::kKeyBytes];
-  alignas(1024) uint8_t v[S::kKeyStages][S::kKeyBytes];
+  alignas(1024) uint8_t v[S::kValueStages][S::kKeyBytes];
   Item item[S::kQueryStages];
   uint64_t q_full[S::kQueryStages], q_empty[S::kQueryStages];
   uint64_t k_full[S::kKeyStages], k_empty[S::kKeyStages];
-  uint64_t v_full[S::kKeyStages], v_empty[S::kKeyStages];
+  uint64_t v_full[S::kValueStages], v_empty[S::kValueStages];
 };
 
 // A place in a ring of stages, and the parity of the phase that it is in.
@@ -164,8 +166,9 @@ __device__ BandSpan span_of(const Parameters& p, int band, int query, int rows) 
   span.begin = row_begin(p, span, s, b.first_key, query, 0);
   const int end = row_end(span, rows - 1);
   span.tiles = end > span.begin ? (end - span.begin + kKeyTile - 1) / kKeyTile : 0;
-  span.full_begin = row_begin(p, span, s, b.first_key, query, rows - 1);
-  span.full_end = row_end(span, 0);
+  span.full_from =
+      (row_begin(p, span, s, b.first_key, query, rows - 1) - span.begin + kKeyTile - 1) / kKeyTile;
+  span.full_to = max(row_end(span, 0) - span.begin, 0) / kKeyTile;
   return span;
 }
 
@@ -194,27 +197,58 @@ struct Cursor {
     }
     return false;
   }
+  /// Whether some key of the tile is not seen by some query.
+  __device__ bool edge(const Item& item) const {
+    const BandSpan& span = item.span[band];
+    return uniform(tile < span.full_from || tile >= span.full_to);
+  }
+  /// How many of the tiles that follow in this band are no edges.
+  __device__ int full_tiles_ahead(const Item& item) const {
+    const BandSpan& span = item.span[band];
+    return uniform(tile > span.full_to ? 0 : max(tile - span.full_from, 0));
+  }
 };
 
-template <int kDim>
-__device__ void load_box(uint8_t* to, int box_bytes, const CUtensorMap* map, int head, int row,
-                         uint64_t* barrier) {
+// Loads 128 rows of keys or values of one head. In a cluster each block fetches its share of the rows for
+// all.
+template <class S>
+__device__ void load_tile(uint8_t* to, const CUtensorMap* map, int head, int row, uint64_t* barrier,
+                          int block) {
+  hopper::mbarrier_arrive_expect(barrier, S::kKeyBytes);
+  constexpr int kRows = kKeyTile / S::kCluster;
+  const int first = block * kRows;
 #pragma unroll
-  for (int part = 0; part < kDim / 64; ++part)
-    hopper::tma_load(to + part * box_bytes, map, part * 64, head, row, barrier);
+  for (int part = 0; part < S::kDim / 64; ++part) {
+    uint8_t* box = to + part * kKeyTile * 128 + first * 128;
+    if constexpr (S::kCluster == 1)
+      hopper::tma_load(box, map, part * 64, head, row, barrier);
+    else
+      hopper::tma_load_multicast(box, map, part * 64, head, row + first, barrier, (1 << S::kCluster) - 1);
+  }
 }
 
+// The items of a block: (query tile, head), those with most landmarks first; heads beside each other at the
+// same time, so that the keys of a KV head are read from memory once. The blocks of a cluster take
+// neighbouring heads.
+struct Items {
+  int index, step, count;
+  __device__ explicit Items(const Parameters& p)
+      : index(static_cast<int>(blockIdx.x)),
+        step(static_cast<int>(gridDim.x)),
+        count(p.query_tiles * p.heads) {}
+  __device__ bool any() const { return index < count; }
+  __device__ void next() { index += step; }
+};
+
 // Warp 0: works out what each item sees, and loads its queries and keys.
-template <int kDim>
-__device__ void produce_keys(const Parameters& p, SharedMemory<kDim>& shared, int lane) {
-  using S = Shape<kDim>;
+template <class S>
+__device__ void produce_keys(const Parameters& p, SharedMemory<S>& shared, int lane, int block) {
   Ring q, k;
-  const int items = p.query_tiles * p.heads;
-  for (int index = blockIdx.x; index < items; index += gridDim.x) {
+  for (Items items(p); items.any(); items.next()) {
     Item& item = shared.item[q.stage];
     hopper::mbarrier_wait(&shared.q_empty[q.stage], q.phase ^ 1);
-    const int first_query = (p.query_tiles - 1 - index / p.heads) * S::kQueryTile;
-    const int head = index % p.heads;
+    const int first_query = (p.query_tiles - 1 - items.index / p.heads) * S::kQueryTile;
+    const int head = items.index % p.heads;
     if (lane == 0) item.first_query = first_query, item.head = head;
     if (lane < p.bands)
       item.span[lane] = span_of(p, lane, first_query, min(S::kQueryTile, p.queries - first_query));
@@ -223,21 +257,24 @@ __device__ void produce_keys(const Parameters& p, SharedMemory<kDim>& shared, in
       bool nothing = true;
       for (int band = 0; band < p.bands; ++band)
         nothing = nothing && item.span[band].tiles == 0;
-      if (nothing) item.span[p.fallback_band].tiles = 1, item.span[p.fallback_band].begin = 0;
+      if (nothing) {
+        BandSpan& span = item.span[p.fallback_band];
+        span.tiles = 1, span.begin = 0, span.full_to = 0;
+      }
       hopper::mbarrier_arrive_expect(&shared.q_full[q.stage], S::kQueryBytes);
-      load_box<kDim>(shared.q[q.stage], S::kQueryTile * 128, &p.q, head, first_query,
-                     &shared.q_full[q.stage]);
+#pragma unroll
+      for (int part = 0; part < S::kDim / 64; ++part)
+        hopper::tma_load(shared.q[q.stage] + part * S::kQueryTile * 128, &p.q, part * 64, head, first_query,
+                         &shared.q_full[q.stage]);
     }
     __syncwarp();
     Cursor at;
     at.start(p, item);
     do {
       hopper::mbarrier_wait(&shared.k_empty[k.stage], k.phase ^ 1);
-      if (lane == 0) {
-        hopper::mbarrier_arrive_expect(&shared.k_full[k.stage], S::kKeyBytes);
-        load_box<kDim>(shared.k[k.stage], kKeyTile * 128, &p.k[at.band], head / p.group,
-                       item.span[at.band].begin + at.tile * kKeyTile, &shared.k_full[k.stage]);
-      }
+      if (lane == 0)
+        load_tile<S>(shared.k[k.stage], &p.k[at.band], head / p.group,
+                     item.span[at.band].begin + at.tile * kKeyTile, &shared.k_full[k.stage], block);
       __syncwarp();
       k.next<S::kKeyStages>();
     } while (at.next(p, item));
@@ -246,25 +283,21 @@ __device__ void produce_keys(const Parameters& p, SharedMemory<kDim>& shared, in
 }
 
 // Warp 1: loads the values of the same tiles.
-template <int kDim>
-__device__ void produce_values(const Parameters& p, SharedMemory<kDim>& shared, int lane) {
-  using S = Shape<kDim>;
+template <class S>
+__device__ void produce_values(const Parameters& p, SharedMemory<S>& shared, int lane, int block) {
   Ring q, v;
-  const int items = p.query_tiles * p.heads;
-  for (int index = blockIdx.x; index < items; index += gridDim.x) {
+  for (Items items(p); items.any(); items.next()) {
     const Item& item = shared.item[q.stage];
     hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
     Cursor at;
     at.start(p, item);
     do {
       hopper::mbarrier_wait(&shared.v_empty[v.stage], v.phase ^ 1);
-      if (lane == 0) {
-        hopper::mbarrier_arrive_expect(&shared.v_full[v.stage], S::kKeyBytes);
-        load_box<kDim>(shared.v[v.stage], kKeyTile * 128, &p.v[at.band], item.head / p.group,
-                       item.span[at.band].begin + at.tile * kKeyTile, &shared.v_full[v.stage]);
-      }
+      if (lane == 0)
+        load_tile<S>(shared.v[v.stage], &p.v[at.band], item.head / p.group,
+                     item.span[at.band].begin + at.tile * kKeyTile, &shared.v_full[v.stage], block);
       __syncwarp();
-      v.next<S::kKeyStages>();
+      v.next<S::kValueStages>();
     } while (at.next(p, item));
     if (lane == 0) hopper::mbarrier_arrive(&shared.q_empty[q.stage]);
     q.next<S::kQueryStages>();
@@ -279,6 +312,10 @@ struct Softmax {
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0;
   }
+  /// Whether every row of this warp has seen a key.
+  __device__ bool anchored() const {
+    return __all_sync(0xffffffff, top[0] > -INFINITY && top[1] > -INFINITY);
+  }
 };
 
 __device__ float exp2_fast(float x) {
@@ -287,8 +324,37 @@ __device__ float exp2_fast(float x) {
   return y;
 }
 
-// Scores to weights in place. `rescale` gets what earlier sums and outputs must be multiplied with; returns
-// whether that is needed by any row of this warp.
+// Scores of keys that every row sees, to weights in place, relative to the maxima that are known from earlier
+// tiles: nearly always these will do, and looking for a maximum takes a quarter of the time of a softmax.
+// False, with nothing but `s` changed, when a weight became so large that they would not.
+__device__ bool soften_quickly(float (&s)[64], Softmax& softmax, float scale, float bias) {
+  float total[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float offset = bias - softmax.top[half];
+    float sum[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& x = s[4 * i + 2 * half + c];
+        const float exponent = fmaf(x, scale, offset);
+        x = exp2_fast(exponent);
+        sum[c] += x;
+      }
+    }
+    total[half] = sum[0] + sum[1];
+  }
+  constexpr float kLargest = 0x1p64F;
+  const bool good = total[0] < kLargest && total[1] < kLargest;
+  if (!__all_sync(0xffffffff, good)) return false;
+  softmax.sum[0] += total[0];
+  softmax.sum[1] += total[1];
+  return true;
+}
+
+// Scores to weights in place, in the general case: finds the rows' maxima first. `rescale` gets what earlier
+// sums and outputs must be multiplied with; returns whether that is needed by any row of this warp.
 __device__ bool soften(float (&s)[64], Softmax& softmax, float scale, float bias, float (&rescale)[2]) {
   bool grown = false;
 #pragma unroll
@@ -348,19 +414,41 @@ __device__ uint32_t pack(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
+// Byte offset of 16-byte piece `piece` of a row of 128 bytes, as TMA's 128-byte swizzle lays it.
+__device__ int swizzled(int row, int piece) {
+  return row * 128 + ((piece ^ row) % 8) * 16;
+}
+
+// Four 8 x 8 matrices of bf16; lanes 8 i .. 8 i + 7 give the rows of matrix i.
+__device__ void load_matrix(uint32_t (&x)[4], const uint8_t* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(hopper::shared_address(row))
+               : "memory");
+}
+
+// d[16, 8] += a[16, 16] b[16, 8] by one warp.
+__device__ void multiply_add(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // One consumer warpgroup: what it computes and where it is in the rings.
-template <int kDim>
+template <class S>
 struct Consumer {
-  using S = Shape<kDim>;
+  static constexpr int kDim = S::kDim;
   const Parameters& p;
-  SharedMemory<kDim>& shared;
+  SharedMemory<S>& shared;
   const int warpgroup;  // 0 to kConsumers - 1
   const int warp, lane;
   float o[kDim / 2];
   uint32_t weights[32];
   Ring q, k, v;
 
-  __device__ Consumer(const Parameters& parameters, SharedMemory<kDim>& memory, int group, int thread)
+  __device__ Consumer(const Parameters& parameters, SharedMemory<S>& memory, int group, int thread)
       : p(parameters),
         shared(memory),
         warpgroup(uniform(group)),
@@ -369,8 +457,15 @@ struct Consumer {
 
   __device__ int row() const { return 64 * warpgroup + 16 * warp + lane / 4; }  // and row() + 8
 
-  __device__ void release(uint64_t* barrier) {
+  __device__ void release(uint64_t* barrier) const {
     if (lane == 0) hopper::mbarrier_arrive(barrier);
+  }
+  // A stage of keys or values is refilled for the whole cluster at once: each block hears of every reader.
+  __device__ void release_tile(uint64_t* barrier) const {
+    if constexpr (S::kCluster == 1)
+      release(barrier);
+    else if (lane < S::kCluster)
+      hopper::mbarrier_arrive_at(barrier, lane);
   }
 
   __device__ void multiply_keys(float (&s)[64]) {
@@ -382,6 +477,29 @@ struct Consumer {
                        hopper::wgmma_advance(b, i / 4 * kKeyTile * 128 + i % 4 * 32), i > 0);
   }
 
+  // The same scores of this warp's 16 rows alone, without the other warps.
+  __device__ void multiply_keys_again(float (&s)[64]) const {
+#pragma unroll
+    for (int i = 0; i < 64; ++i)
+      s[i] = 0;
+    const int q_row = 64 * warpgroup + 16 * warp + lane % 16;
+    const int k_row = lane % 8 + lane / 16 * 8;
+#pragma unroll 1
+    for (int i = 0; i < kDim / 16; ++i) {
+      uint32_t a[4];
+      load_matrix(a,
+                  shared.q[q.stage] + i / 4 * S::kQueryTile * 128 + swizzled(q_row, i % 4 * 2 + lane / 16));
+      const uint8_t* keys = shared.k[k.stage] + i / 4 * kKeyTile * 128;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        uint32_t b[4];
+        load_matrix(b, keys + swizzled(16 * j + k_row, i % 4 * 2 + lane / 8 % 2));
+        multiply_add(&s[8 * j], a, b[0], b[1]);
+        multiply_add(&s[8 * j + 4], a, b[2], b[3]);
+      }
+    }
+  }
+
   __device__ void multiply_values(bool first) {
     const uint64_t b = hopper::wgmma_operand(shared.v[v.stage], kKeyTile * 128);
 #pragma unroll
@@ -391,10 +509,8 @@ struct Consumer {
     }
   }
 
-  __device__ void mask(float (&s)[64], const Item& item, const Cursor& at) {
+  __device__ void mask(float (&s)[64], const Item& item, const Cursor& at) const {
     const BandSpan& span = item.span[at.band];
-    const int first = span.begin + at.tile * kKeyTile;
-    if (first >= span.full_begin && first + kKeyTile <= span.full_end) return;
     int begin[2], end[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -403,7 +519,7 @@ struct Consumer {
           row_begin(p, span, p.band[at.band].band.stride, p.band[at.band].first_key, item.first_query, own);
       end[half] = row_end(span, own);
     }
-    mask_scores(s, first, begin, end, lane);
+    mask_scores(s, span.begin + at.tile * kKeyTile, begin, end, lane);
   }
 
   __device__ void pack_weights(const float (&s)[64]) {
@@ -432,9 +548,8 @@ struct Consumer {
     }
   }
 
-  __device__ float bias_of(const Item& item, const Cursor& at) const {
-    if (p.landmark_bias == nullptr) return 0;
-    return p.band[at.band].bias_unit * p.landmark_bias[item.head] * std::numbers::log2e_v<float>;
+  __device__ float bias_of(int head) const {
+    return p.landmark_bias == nullptr ? 0 : p.landmark_bias[head] * std::numbers::log2e_v<float>;
   }
 
   // The warpgroups take turns at issuing products: 1 + w is the barrier that opens warpgroup w's turn.
@@ -445,19 +560,54 @@ struct Consumer {
     hopper::named_barrier_arrive(1 + (warpgroup + 1) % S::kConsumers, 2 * kWarpgroup);
   }
 
+  // In this warpgroup's turn, starts S = Q K^T of a tile and O += P V of the tile before it, and waits for S.
+  __device__ void start_products(float (&s)[64], bool first_of_item) {
+    hopper::mbarrier_wait(&shared.k_full[k.stage], k.phase);
+    wait_for_turn();
+    hopper::wgmma_own(s);
+    hopper::wgmma_own(o);
+    hopper::wgmma_fence();
+    multiply_keys(s);
+    hopper::wgmma_commit();
+    hopper::mbarrier_wait(&shared.v_full[v.stage], v.phase);
+    multiply_values(first_of_item);
+    hopper::wgmma_commit();
+    end_turn();
+    hopper::wgmma_wait<1>();
+    hopper::wgmma_own(s);
+  }
+
+  __device__ void keys_done() {
+    release_tile(&shared.k_empty[k.stage]);
+    k.template next<S::kKeyStages>();
+  }
+
+  __device__ void wait_for_output() {
+    hopper::wgmma_wait<0>();
+    hopper::wgmma_own(o);
+    release_tile(&shared.v_empty[v.stage]);
+    v.template next<S::kValueStages>();
+  }
+
+  __device__ void rescale_output(const float (&rescale)[2]) {
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i)
+      o[i] *= rescale[i / 2 % 2];
+  }
+
   __device__ void run() {
-    const int items = p.query_tiles * p.heads;
     if (warpgroup == S::kConsumers - 1) end_turn();  // opens the first turn of warpgroup 0
 
     // The first product has no other to run beside.
-    int index = blockIdx.x;
+    Items items(p);
     Cursor at;
     Softmax softmax;
     softmax.reset();
     float s[64];
     float rescale[2];
     hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
-    at.start(p, shared.item[q.stage]);
+    const Item* item = &shared.item[q.stage];
+    at.start(p, *item);
     hopper::mbarrier_wait(&shared.k_full[k.stage], k.phase);
     hopper::wgmma_own(s);
     hopper::wgmma_fence();
@@ -465,62 +615,63 @@ struct Consumer {
     hopper::wgmma_commit();
     hopper::wgmma_wait<0>();
     hopper::wgmma_own(s);
-    release(&shared.k_empty[k.stage]);
-    k.next<S::kKeyStages>();
-    mask(s, shared.item[q.stage], at);
-    soften(s, softmax, p.scale_log2, bias_of(shared.item[q.stage], at), rescale);
+    int first_query = uniform(item->first_query), head = uniform(item->head);
+    float bias = bias_of(head);
+    if (at.edge(*item)) mask(s, *item, at);
+    soften(s, softmax, p.scale_log2, bias * p.band[at.band].bias_unit, rescale);
+    keys_done();
     pack_weights(s);
     bool first_of_item = true;  // of the weights that are yet to be multiplied with V
 
-    // Each round: S of the next tile, and O += P V of the one before.
-    int first_query = uniform(shared.item[q.stage].first_query), head = uniform(shared.item[q.stage].head);
     while (true) {
-      const bool fresh = !at.next(p, shared.item[q.stage]);
+      // Tiles that every query sees, as long as they come.
+      int tiles = uniform(softmax.anchored() ? at.full_tiles_ahead(*item) : 0);
+      const float band_bias = bias * p.band[at.band].bias_unit;
+      at.tile -= tiles;
+      for (; tiles > 0; --tiles) {
+        start_products(s, first_of_item);
+        first_of_item = false;
+        bool grown = false;
+        if (!soften_quickly(s, softmax, p.scale_log2, band_bias)) {
+          multiply_keys_again(s);
+          grown = soften(s, softmax, p.scale_log2, band_bias, rescale);
+        }
+        keys_done();
+        wait_for_output();
+        if (grown) rescale_output(rescale);
+        pack_weights(s);
+      }
+
+      // One tile of any kind, perhaps of the next item.
+      const bool fresh = !at.next(p, *item);
       if (fresh) {
         release(&shared.q_empty[q.stage]);
-        q.next<S::kQueryStages>();
-        index += gridDim.x;
-        if (index >= items) break;
+        q.template next<S::kQueryStages>();
+        items.next();
+        if (!items.any()) break;
         hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
-        at.start(p, shared.item[q.stage]);
+        item = &shared.item[q.stage];
+        at.start(p, *item);
+        bias = bias_of(item->head);
       }
-      const Item& item = shared.item[q.stage];
-      hopper::mbarrier_wait(&shared.k_full[k.stage], k.phase);
-      wait_for_turn();
-      hopper::wgmma_own(s);
-      hopper::wgmma_own(o);
-      hopper::wgmma_fence();
-      multiply_keys(s);
-      hopper::wgmma_commit();
-      hopper::mbarrier_wait(&shared.v_full[v.stage], v.phase);
-      multiply_values(first_of_item);
-      hopper::wgmma_commit();
-      end_turn();
-      hopper::wgmma_wait<1>();
-      hopper::wgmma_own(s);
-      release(&shared.k_empty[k.stage]);
-      k.next<S::kKeyStages>();
-
+      start_products(s, first_of_item);
+      first_of_item = fresh;
       const Softmax before = softmax;
       if (fresh) softmax.reset();
-      mask(s, item, at);
-      const bool grown = soften(s, softmax, p.scale_log2, bias_of(item, at), rescale);
-      hopper::wgmma_wait<0>();
-      hopper::wgmma_own(o);
-      release(&shared.v_empty[v.stage]);
-      v.next<S::kKeyStages>();
+      if (at.edge(*item)) mask(s, *item, at);
+      const bool grown = soften(s, softmax, p.scale_log2, bias * p.band[at.band].bias_unit, rescale);
+      keys_done();
+      wait_for_output();
       if (fresh) {
         write(before, first_query, head);
-        first_query = uniform(item.first_query), head = uniform(item.head);
+        first_query = uniform(item->first_query), head = uniform(item->head);
       } else if (grown) {
-#pragma unroll
-        for (int i = 0; i < kDim / 2; ++i)
-          o[i] *= rescale[i / 2 % 2];
+        rescale_output(rescale);
       }
       pack_weights(s);
-      first_of_item = fresh;
     }
 
+    // The last output has no other product to run beside.
     hopper::mbarrier_wait(&shared.v_full[v.stage], v.phase);
     wait_for_turn();
     hopper::wgmma_own(o);
@@ -528,23 +679,20 @@ struct Consumer {
     multiply_values(first_of_item);
     hopper::wgmma_commit();
     if (warpgroup < S::kConsumers - 1) end_turn();  // the last turn opens no other
-    hopper::wgmma_wait<0>();
-    hopper::wgmma_own(o);
-    release(&shared.v_empty[v.stage]);
+    wait_for_output();
     write(softmax, first_query, head);
   }
 };
 
 #endif  // sm_90a
 
-template <int kDim>
-__global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
-    hopper_kernel(const __grid_constant__ Parameters p) {
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, 1) hopper_kernel(const __grid_constant__ Parameters p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Shape<kDim>;
   extern __shared__ uint8_t raw[];
-  auto& shared =
-      *reinterpret_cast<SharedMemory<kDim>*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
+  // NOTE: the same offset in every block of a cluster, because dynamic shared memory begins at the same
+  // address.
+  auto& shared = *reinterpret_cast<SharedMemory<S>*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
   constexpr int kConsumerWarps = 4 * S::kConsumers;
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kQueryStages; ++i) {
@@ -553,30 +701,37 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
     }
     for (int i = 0; i < S::kKeyStages; ++i) {
       hopper::mbarrier_init(&shared.k_full[i], 1);
+      hopper::mbarrier_init(&shared.k_empty[i], kConsumerWarps * S::kCluster);
+    }
+    for (int i = 0; i < S::kValueStages; ++i) {
       hopper::mbarrier_init(&shared.v_full[i], 1);
-      hopper::mbarrier_init(&shared.k_empty[i], kConsumerWarps);
-      hopper::mbarrier_init(&shared.v_empty[i], kConsumerWarps);
+      hopper::mbarrier_init(&shared.v_empty[i], kConsumerWarps * S::kCluster);
     }
     hopper::mbarrier_init_fence();
   }
+  if constexpr (S::kCluster > 1) hopper::cluster_sync();
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     hopper::give_up_registers<S::kProducerRegisters>();
+    const int block = S::kCluster > 1 ? hopper::cluster_block() : 0;
     if (threadIdx.x < 32)
-      produce_keys<kDim>(p, shared, static_cast<int>(threadIdx.x));
+      produce_keys<S>(p, shared, static_cast<int>(threadIdx.x), block);
     else if (threadIdx.x < 64)
-      produce_values<kDim>(p, shared, static_cast<int>(threadIdx.x) - 32);
+      produce_values<S>(p, shared, static_cast<int>(threadIdx.x) - 32, block);
   } else {
     hopper::take_registers<S::kConsumerRegisters>();
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
-    Consumer<kDim>(p, shared, thread / kWarpgroup, thread % kWarpgroup).run();
+    Consumer<S>(p, shared, thread / kWarpgroup, thread % kWarpgroup).run();
   }
+  // No block leaves while another may still write to its shared memory.
+  __syncthreads();
+  if constexpr (S::kCluster > 1) hopper::cluster_sync();
 #endif
 }
 
-template <int kDim>
+template <class S>
 void launch(StreamHandle stream, const Attention<BFloat16>& a) {
-  using S = Shape<kDim>;
+  constexpr int kDim = S::kDim;
   check(a.queries < kRowLimit, "the queries of one launch fit 30 bits");
   Parameters p;
   p.bands = static_cast<int>(a.bands.size());
@@ -592,6 +747,7 @@ void launch(StreamHandle stream, const Attention<BFloat16>& a) {
   p.out = reinterpret_cast<__nv_bfloat16*>(a.out);
   p.lse = a.lse;
   p.q = head_rows_map(a.q, a.queries, a.heads, kDim, a.heads * kDim, S::kQueryTile);
+  constexpr int kBoxRows = kKeyTile / S::kCluster;
   p.fallback_band = -1;
   for (int i = 0; i < p.bands; ++i) {
     const BandKeys<BFloat16>& keys = a.bands[static_cast<size_t>(i)];
@@ -599,28 +755,45 @@ void launch(StreamHandle stream, const Attention<BFloat16>& a) {
     p.band[i] = {keys.band, keys.first_key, static_cast<int>(keys.count), keys.band.stride > 1 ? 1.0F : 0.0F};
     if (keys.count == 0) continue;
     const int64_t stride = keys.row_stride > 0 ? keys.row_stride : a.kv_heads * kDim;
-    p.k[i] = head_rows_map(keys.k, keys.count, a.kv_heads, kDim, stride, kKeyTile);
-    p.v[i] = head_rows_map(keys.v, keys.count, a.kv_heads, kDim, stride, kKeyTile);
+    p.k[i] = head_rows_map(keys.k, keys.count, a.kv_heads, kDim, stride, kBoxRows);
+    p.v[i] = head_rows_map(keys.v, keys.count, a.kv_heads, kDim, stride, kBoxRows);
     p.fallback_band = i;
   }
   if (p.fallback_band < 0) {  // no keys at all: any readable rows will do, they are masked
     p.fallback_band = 0;
-    p.k[0] = p.v[0] = head_rows_map(a.q, a.queries, a.heads, kDim, a.heads * kDim, kKeyTile);
+    p.k[0] = p.v[0] = head_rows_map(a.q, a.queries, a.heads, kDim, a.heads * kDim, kBoxRows);
   }
-  constexpr int kSharedBytes = sizeof(SharedMemory<kDim>) + 1024;
+  constexpr int kSharedBytes = sizeof(SharedMemory<S>);
   static_assert(kSharedBytes <= 227 * 1024);
   static const cudaError_t opted_in =
-      cudaFuncSetAttribute(hopper_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+      cudaFuncSetAttribute(hopper_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   check_cuda(opted_in, "asking for shared memory");
-  const int blocks = std::min(p.query_tiles * p.heads, current_device_info().multiprocessors);
-  hopper_kernel<kDim><<<blocks, S::kThreads, kSharedBytes, stream>>>(p);
+
+  cudaLaunchConfig_t config{};
+  config.gridDim =
+      std::min(p.query_tiles * p.heads, current_device_info().multiprocessors / S::kCluster * S::kCluster);
+  config.blockDim = S::kThreads;
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = stream;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {S::kCluster, 1, 1};
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  check_cuda(cudaLaunchKernelEx(&config, hopper_kernel<S>, p), "launching attention_hopper");
   check_launch("attention_hopper", stream);
+}
+
+template <int kDim>
+void launch_shape(StreamHandle stream, const Attention<BFloat16>& a) {
+  const bool pairs = a.heads / a.kv_heads % 2 == 0;
+  pairs ? launch<Shape<kDim, 2>>(stream, a) : launch<Shape<kDim, 1>>(stream, a);
 }
 
 }  // namespace
 
 void attention_hopper(StreamHandle stream, const Attention<BFloat16>& problem) {
-  problem.head_dim == 128 ? launch<128>(stream, problem) : launch<64>(stream, problem);
+  problem.head_dim == 128 ? launch_shape<128>(stream, problem) : launch_shape<64>(stream, problem);
 }
 
 }  // namespace longhalo

@@ -23,8 +23,9 @@ __device__ inline Bf16x8 load_vector(const BFloat16* x) {
   return {{raw.x, raw.y, raw.z, raw.w}};
 }
 
+/// NOTE: an assignment through a uint4* is taken apart into four stores by the compiler now and then.
 __device__ inline void store_vector(BFloat16* x, const Bf16x8& v) {
-  *reinterpret_cast<uint4*>(x) = make_uint4(v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]);
+  __stwb(reinterpret_cast<uint4*>(x), make_uint4(v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]));
 }
 
 __device__ inline void load_vector(const float* x, float (&to)[8]) {

@@ -65,8 +65,44 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, int32
       : "memory");
 }
 
+/// The same box, to the same place in every block of the cluster whose bit in `blocks` is set; the bytes
+/// count towards each block's own barrier.
+__device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* map, int32_t x, int32_t y,
+                                                   int32_t z, uint64_t* barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "h"(blocks)
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// ---- Clusters: blocks that run at the same time and reach each other's shared memory.
+
+__device__ __forceinline__ int cluster_block() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+/// Arrives at the barrier in the same place of block `block` of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_at(uint64_t* barrier, int block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}\n" ::"r"(shared_address(barrier)),
+      "r"(block)
+      : "memory");
 }
 
 // ---- Warpgroups
