@@ -147,8 +147,9 @@ class CommandLine(Case):
 
     def test_print_config(self):
         config = self.config(attention={"window": 56})
+        auto = {"LONGHALO_RUN__DEVICE": "auto"}  # the default, in place of what these tests run with
         run = self.infer(config, "--set", "embed.chunk_tokens=32", "--print-config",
-                         environment={"LONGHALO_GENERATE__SEED": "77", "LONGHALO_EMBED__CHUNK_TOKENS": "16"})
+                         environment={"LONGHALO_GENERATE__SEED": "77", "LONGHALO_EMBED__CHUNK_TOKENS": "16", **auto})
         self.assertEqual(run.code, 0, run.err)
         effective = yaml.safe_load(run.out)
         self.assertEqual(effective["attention"]["window"], 56)
@@ -158,7 +159,7 @@ class CommandLine(Case):
         self.assertEqual(effective["run"], defaults["run"], "defaults are shown")
         self.assertFalse(self.out.exists(), "nothing but printing")
         # What is printed is a config: it prints itself again.
-        self.assertEqual(self.infer(run.out, "--print-config").out, run.out)
+        self.assertEqual(self.infer(run.out, "--print-config", environment=auto).out, run.out)
 
 
 class BadOutput(Case):

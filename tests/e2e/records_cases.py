@@ -1,4 +1,4 @@
-"""What a job writes: records, arrays, log, progress; and what the benchmarks print."""
+"""What a job writes: records, arrays, log, progress."""
 
 import json
 import shutil
@@ -181,49 +181,3 @@ class Progress(Case):
         text = done.stdout.decode(errors="replace")
         self.assertEqual(done.returncode, 0, text)
         self.assertRegex(text, r"\r\x1b\[K\[#+\] prefill 100% ")
-
-
-class Bench(Case):
-    """Tiny benchmarks: a table for people, JSON for programs, and both verify what they time."""
-
-    def bench(self, *arguments):
-        path = self.dir / "bench.json"
-        run = Run(["bench", *arguments, "--repeats", 2, "--json", path]).wait()
-        self.assertEqual(run.code, 0, run.err)
-        result = json.loads(path.read_text())
-        for key in result:
-            if key != "benchmark":
-                self.assertRegex(run.out, rf"(?m)^  {key} ")
-        self.assertLess(result["relative_error"], 1e-5)
-        return result
-
-    def test_attention(self):
-        result = self.bench("attention", "--tokens", 300, "--window", 64, "--stride", 16, "--heads", 4, "--kv-heads", 2,
-                            "--head-dim", 16)
-        self.assertEqual((result["tokens"], result["ranks"]), (300, 2))
-        ratio = result["attention_gflops"] / result["matmul_gflops"]
-        self.assertAlmostEqual(result["attention_over_matmul"], ratio, places=6)
-
-    def test_prefill(self):
-        shape = {"layers": 2, "hidden": 48, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocabulary": 400}
-        sets = [word for key, value in shape.items() for word in ("--set", f"model.shape.{key}={value}")]
-        result = self.bench("prefill", "--tokens", 300, "--window", 64, "--stride", 16, "--set", "model.weights=random",
-                            *sets)
-        self.assertGreater(result["time_over_products"], 0)
-        self.assertEqual(result["halo_bytes"], 2 * 2 * 64 * 2 * 16 * 4)
-
-    def test_more_than_memory(self):
-        """2.5 PB: more than a process can address, whatever the machine promises."""
-        run = Run(["bench", "attention", "--tokens", 1 << 40]).wait()
-        self.assertEqual(run.code, 2, run.err)
-        self.assertIn("out of host memory", run.err)
-        self.assertEqual(run.alive(), [])
-
-    def test_head_dimension(self):
-        run = Run(["bench", "attention", "--tokens", 64, "--head-dim", 20]).wait()
-        self.assert_refused(run, "bench.head_dim 20", "multiple of 8")
-
-    def test_json_that_cannot_be_written(self):
-        run = Run(["bench", "attention", "--tokens", 64, "--window", 32, "--stride", 8, "--repeats", 1,
-                   "--json", self.dir / "no_folder" / "bench.json"]).wait()
-        self.assert_refused(run, self.dir / "no_folder" / "bench.json")
