@@ -14,7 +14,7 @@
 
 #include <csetjmp>
 #include <csignal>
-#include <cstdlib>
+#include <exception>
 #include <vector>
 
 #include "comm/message_parts.hpp"
@@ -104,6 +104,21 @@ extern "C" void leave_trial(int signal) {
   std::signal(signal, SIG_DFL);  // a fault of somebody else: it happens again, and ends the process
 }
 
+constexpr int kCrashed = -1;  // no MPI code: those are MPI_SUCCESS and positive ones
+
+// MPI's code, or kCrashed. On its own, so that nothing is alive here that the jump could spoil.
+[[gnu::noinline]] int send_to_self(const void* source, void* target, int bytes, MPI_Comm self) {
+  if (sigsetjmp(before_trial, 1) != 0) {
+    in_trial = 0;
+    return kCrashed;
+  }
+  in_trial = 1;
+  const int code = MPI_Sendrecv(source, bytes, MPI_BYTE, 0, kTag, target, bytes, MPI_BYTE, 0, kTag, self,
+                                MPI_STATUS_IGNORE);
+  in_trial = 0;
+  return code;
+}
+
 // Whether MPI moves device memory from this rank to itself; a segmentation fault is a no.
 std::string trial_objection() {
   constexpr int kBytes = 4099;
@@ -111,33 +126,21 @@ std::string trial_objection() {
   const OwnedComm self(MPI_COMM_SELF);
   const std::vector<uint8_t> sent(kBytes, 0x5a);
   std::vector<uint8_t> arrived(kBytes, 0);
-  DeviceBuffer<uint8_t> from = to_device<uint8_t>(sent, "a trial message", stream);
-  DeviceBuffer<uint8_t> to = to_device<uint8_t>(arrived, "a trial message", stream);
-  void* const source = from.data();
-  void* const target = to.data();
-  const MPI_Comm comm = self.get();
+  const DeviceBuffer<uint8_t> source = to_device<uint8_t>(sent, "a trial message", stream);
+  DeviceBuffer<uint8_t> target = to_device<uint8_t>(arrived, "a trial message", stream);
 
   struct sigaction guard = {}, segmentation = {}, bus = {};
   guard.sa_handler = leave_trial;
   sigemptyset(&guard.sa_mask);
   sigaction(SIGSEGV, &guard, &segmentation);
   sigaction(SIGBUS, &guard, &bus);
-  volatile int code = MPI_SUCCESS;
-  volatile bool crashed = false;
-  if (sigsetjmp(before_trial, 1) == 0) {
-    in_trial = 1;
-    code = MPI_Sendrecv(source, kBytes, MPI_BYTE, 0, kTag, target, kBytes, MPI_BYTE, 0, kTag, comm,
-                        MPI_STATUS_IGNORE);
-  } else {
-    crashed = true;
-  }
-  in_trial = 0;
+  const int code = send_to_self(source.data(), target.data(), kBytes, self.get());
   sigaction(SIGSEGV, &segmentation, nullptr);
   sigaction(SIGBUS, &bus, nullptr);
 
-  if (crashed) return "MPI says that it was built with CUDA, but crashed on GPU memory";
+  if (code == kCrashed) return "MPI says that it was built with CUDA, but crashed on GPU memory";
   if (code != MPI_SUCCESS) return "MPI says that it was built with CUDA, but refused GPU memory";
-  to_host<uint8_t>(arrived, to.data(), stream);
+  to_host<uint8_t>(arrived, target.data(), stream);
   return arrived == sent ? "" : "MPI says that it was built with CUDA, but GPU memory arrived damaged";
 }
 
@@ -152,11 +155,20 @@ std::string trial_objection() {
 
 #endif
 
+// GPU memory that runs out on one rank must not leave the others waiting for its answer.
+std::string trial_objection_or_error() {
+  try {
+    return trial_objection();
+  } catch (const std::exception& error) {
+    return short_words(error);
+  }
+}
+
 }  // namespace
 
 TransportAttempt try_mpi(const MpiSession& session) {
   std::string objection = first_objection(session, query_objection());
-  if (objection.empty()) objection = first_objection(session, trial_objection());
+  if (objection.empty()) objection = first_objection(session, trial_objection_or_error());
   if (!objection.empty()) return {nullptr, std::move(objection)};
   OwnedComm comm(session.comm());
   return prove(session, [&] { return std::make_unique<MpiTransport>(session, std::move(comm)); });

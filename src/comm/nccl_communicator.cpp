@@ -20,7 +20,7 @@ namespace {
 
 constexpr double kInitSeconds = 120;
 constexpr double kCallSeconds = 300;  // a peer may come late to the first message, after its own loading
-constexpr double kEndSeconds = 20;
+constexpr double kEndSeconds = 20, kAbortSeconds = 10;
 
 ncclResult_t state_of(ncclComm_t comm) {
   ncclResult_t state = ncclSuccess;
@@ -117,17 +117,18 @@ void NcclCommunicator::fail(ncclResult_t result, std::string_view call) {
 
 void NcclCommunicator::close() noexcept {
   if (comm_ == nullptr) return;
-  const ncclComm_t comm = std::exchange(comm_, nullptr);
+  ncclComm_t comm = std::exchange(comm_, nullptr);
   try {
-    const bool ended = ends_within(2 * kEndSeconds, [comm, device = device_, healthy = healthy_] {
-      log_cuda_failure(cudaSetDevice(device), "selecting the GPU");
-      if (healthy) {
-        ncclResult_t result = ncclCommFinalize(comm);
-        if (result == ncclInProgress) result = settled_state(comm, kEndSeconds);
-        if (result == ncclSuccess && ncclCommDestroy(comm) == ncclSuccess) return;
-      }
-      ncclCommAbort(comm);
-    });
+    const bool ended =
+        ends_within((healthy_ ? kEndSeconds : 0) + kAbortSeconds, [=, device = device_, healthy = healthy_] {
+          log_cuda_failure(cudaSetDevice(device), "selecting the GPU");
+          if (healthy) {
+            ncclResult_t result = ncclCommFinalize(comm);
+            if (result == ncclInProgress) result = settled_state(comm, kEndSeconds);
+            if (result == ncclSuccess && ncclCommDestroy(comm) == ncclSuccess) return;
+          }
+          ncclCommAbort(comm);
+        });
     if (!ended) log_warning("NCCL's communicator did not end in time; it is left as it is");
   } catch (...) {  // no thread to be had: the communicator stays until the process ends
   }

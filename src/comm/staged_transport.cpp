@@ -7,6 +7,7 @@
 // long the messages are.
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <limits>
 #include <map>
 #include <thread>
@@ -32,7 +33,7 @@ constexpr int kTag = 31;
 constexpr int64_t kLargestChunk = int64_t{8} << 20;
 constexpr int64_t kSmallestChunk = int64_t{256} << 10;  // many ranks: memory grows rather than chunks shrink
 constexpr int64_t kBufferBytes = int64_t{32} << 20;     // a lane and direction, within those bounds
-constexpr double kEndSeconds = 30;
+constexpr double kEndSeconds = 30, kFlightSeconds = 1;  // orderly, and on the way out of an error
 
 int64_t chunk_bytes(int ranks) {
   if (ranks == 1) return 0;
@@ -142,10 +143,11 @@ class StagedTransport final : public Transport {
 
 StagedTransport::~StagedTransport() {
   // A step may wait for a rank that has gone. Then memory that CUDA and MPI still look at stays where it is.
+  const double patience = std::uncaught_exceptions() > 0 ? kFlightSeconds : kEndSeconds;
   const Stopwatch watch;
   for (const auto& lane : lanes_)
     while (cudaStreamQuery(lane->stream) == cudaErrorNotReady) {
-      if (watch.seconds() > kEndSeconds) {
+      if (watch.seconds() > patience) {
         log_cuda_failure(cudaErrorNotReady, "a staged message never ended; its memory is not released");
         for (auto& each : lanes_)
           static_cast<void>(each.release());

@@ -74,9 +74,12 @@ void Transport::begin_broadcast(int64_t bytes, int root) {
 }
 
 ChosenTransport make_transport(const MpiSession& session, TransportChoice wanted, const DeviceInfo& device) {
+  if (wanted == TransportChoice::kAuto && session.ranks() == 1) {  // spares what NCCL takes to start
+    ChosenTransport chosen = make_transport(session, TransportChoice::kStaged, device);
+    chosen.reason = "transport staged: there is one rank alone, so nothing travels";
+    return chosen;
+  }
   TransportObjections objections;
-  if (wanted == TransportChoice::kAuto && session.ranks() == 1)
-    objections.nccl = objections.mpi = "there is one rank alone, so nothing travels";
   for (;;) {
     const TransportChoice choice = choose_transport(wanted, objections);
     TransportAttempt made = attempt(session, choice, device);

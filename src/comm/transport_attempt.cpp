@@ -19,7 +19,7 @@ constexpr int64_t kProbeBytes = 4099;  // odd, and more than one packet of small
 constexpr double kProbeSeconds = 60;   // first messages make the connections
 
 uint8_t probe_byte(int sender, int64_t offset) {
-  return static_cast<uint8_t>(1 + (offset * 31 + sender * 7) % 251);
+  return static_cast<uint8_t>(1 + (offset * 31 + int64_t{sender} * 7) % 251);
 }
 
 std::vector<uint8_t> probe_bytes(int sender) {
@@ -27,12 +27,6 @@ std::vector<uint8_t> probe_bytes(int sender) {
   for (int64_t i = 0; i < kProbeBytes; ++i)
     bytes[static_cast<size_t>(i)] = probe_byte(sender, i);
   return bytes;
-}
-
-// The first line of an error: the others say where in LongHalo, which is of no use here.
-std::string short_words(const std::exception& error) {
-  const std::string words = error.what();
-  return words.substr(0, words.find('\n'));
 }
 
 // Sends some bytes around the ring of ranks and looks at what arrives, for a bounded time.
@@ -89,6 +83,11 @@ std::string first_objection(const MpiSession& session, const std::string& own) {
   check_mpi(MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, session.comm()), "MPI_Allreduce");
   if (first == none) return "";
   return broadcast_text(session, text(own, " (rank ", session.rank(), " on ", session.host(), ")"), first);
+}
+
+std::string short_words(const std::exception& error) {
+  const std::string words = error.what();
+  return words.substr(0, words.find('\n'));
 }
 
 TransportAttempt prove(const MpiSession& session, const std::function<std::unique_ptr<Transport>()>& make) {

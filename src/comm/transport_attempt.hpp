@@ -2,6 +2,7 @@
 // transport that has moved bytes between neighbours, or with the objection of the first rank that has one.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -27,5 +28,8 @@ TransportAttempt prove(const MpiSession& session, const std::function<std::uniqu
 /// The objection of the first rank that has one, with that rank's name; empty when no rank has any.
 /// Collective.
 std::string first_objection(const MpiSession& session, const std::string& own);
+
+/// The first line of an error: the others say where in LongHalo, which is of no use in an objection.
+std::string short_words(const std::exception& error);
 
 }  // namespace longhalo

@@ -12,7 +12,8 @@ constexpr TransportChoice kByPreference[] = {TransportChoice::kNccl, TransportCh
 const char* remedy_of(TransportChoice kind) {
   switch (kind) {
     case TransportChoice::kNccl:
-      return "give every rank a GPU of its own and build with NCCL, or set run.transport: auto";
+      return "give every rank a GPU of its own, build with NCCL, and let NCCL_DEBUG=WARN tell more; or set "
+             "run.transport: auto";
     case TransportChoice::kMpi:
       return "use an MPI that is built with CUDA (ompi_info --parsable --all | grep mpi_built_with_cuda), or "
              "set "
