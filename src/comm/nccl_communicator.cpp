@@ -125,7 +125,7 @@ void NcclCommunicator::close() noexcept {
           if (healthy) {
             ncclResult_t result = ncclCommFinalize(comm);
             if (result == ncclInProgress) result = settled_state(comm, kEndSeconds);
-            if (result == ncclSuccess && ncclCommDestroy(comm) == ncclSuccess) return;
+            if (result == ncclSuccess) return void(ncclCommDestroy(comm));
           }
           ncclCommAbort(comm);
         });
