@@ -108,17 +108,18 @@ __device__ void copy_rows(const AppendPass& p, int64_t item) {
   const int64_t column = static_cast<int64_t>(rest / head_columns) * p.head_dim + pair;
   const BFloat16* const from = p.new_kv + token * row + column;
   BFloat16* const to = p.rows + (position - p.first_row) * row + column;
-  const Bf16x8 low = load_vector(from), high = load_vector(from + half);
-  store_vector(to + to_v, load_vector(from + to_v));
-  store_vector(to + to_v + half, load_vector(from + to_v + half));
+  Bf16x8 raw[4];
+  load_token(from, half, to_v, raw);
+  store_vector(to + to_v, raw[2]);
+  store_vector(to + to_v + half, raw[3]);
   float cosine[8], sine[8], a[8], b[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float2 turn = turn_of(static_cast<double>(position), p.frequencies[pair + i]);
     cosine[i] = turn.x, sine[i] = turn.y;
   }
-  unpack(low, a);
-  unpack(high, b);
+  unpack(raw[0], a);
+  unpack(raw[1], b);
   turn_pairs(cosine, sine, a, b);
   store_vector(to, pack(a));
   store_vector(to + half, pack(b));

@@ -47,6 +47,15 @@ __device__ inline OpenHead open_head(float* open, int head, int kv_heads, int he
   return {open + head, open + kv_heads + head, sums + head * head_dim, sums + (kv_heads + head) * head_dim};
 }
 
+/// Eight pairs of a head's key, c and c + d/2, and the same columns of its value: k's first and second, v's
+/// first and second. `at` is k's first, `to_v` the distance from k to v.
+__device__ inline void load_token(const BFloat16* at, int half, int64_t to_v, Bf16x8 (&raw)[4]) {
+  raw[0] = load_vector(at);
+  raw[1] = load_vector(at + half);
+  raw[2] = load_vector(at + to_v);
+  raw[3] = load_vector(at + to_v + half);
+}
+
 /// Writes one head of segment `segment`'s landmark. Called by all 2 * d threads of a block, thread c with
 /// column c of [k mean, v mean] (d each) in `mean`; the key is turned at the segment's centre. `exchange` [d]
 /// is shared.

@@ -57,14 +57,6 @@ struct PiecePass {
   int64_t piece_floats;
 };
 
-// Eight pairs of k and the same columns of v.
-__device__ void load_token(const BFloat16* at, int half, int64_t to_v, Bf16x8 (&raw)[4]) {
-  raw[0] = load_vector(at);
-  raw[1] = load_vector(at + half);
-  raw[2] = load_vector(at + to_v);
-  raw[3] = load_vector(at + to_v + half);
-}
-
 // One more column than there are keeps threads that read across the sums out of each other's banks.
 __host__ __device__ int lane_sum_slot(int lane, int sum, int columns) {
   return (lane * kColumnSums + sum) * (columns + 1);
