@@ -1,6 +1,6 @@
 #include "app/answers.hpp"
 
-#include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "core/clock.hpp"
@@ -33,11 +33,9 @@ Answer from_json(const Json& json, int rank) {
 
 }  // namespace
 
-std::vector<Answer> answer_prompts(const MpiSession& session, const Weights& weights,
-                                   const AttentionPattern& pattern, const Context& context,
+std::vector<Answer> answer_prompts(const MpiSession& session, Engine& engine, const DocumentContext& context,
                                    const Sequence& sequence, std::span<const int64_t> wanted,
-                                   const GenerateOptions& options, int64_t tile,
-                                   const ProgressOptions& progress) {
+                                   const GenerateOptions& options, const ProgressOptions& progress) {
   const auto ranks = static_cast<size_t>(session.ranks());
   const auto rank = static_cast<size_t>(session.rank());
   const Stopwatch watch;
@@ -45,16 +43,15 @@ std::vector<Answer> answer_prompts(const MpiSession& session, const Weights& wei
   if (rank < wanted.size()) {
     const auto queries = static_cast<int64_t>((wanted.size() - rank + ranks - 1) / ranks);
     Progress shown("answering", queries * options.max_new_tokens, ProgressUnit::kTokens, progress);
-    Decoder decoder(weights, pattern, std::min<int64_t>(tile, 256));
     for (size_t i = rank; i < wanted.size(); i += ranks) {
       GenerateOptions of_query = options;
       of_query.seed +=
           static_cast<uint64_t>(wanted[i]);  // a prompt's answer depends on its number, not on its rank
-      Context copy = context.clone();
+      const std::unique_ptr<Continuation> continuation = engine.continue_from(context);
       Answer answer;
       const double waited = watch.seconds();
-      answer.generation = generate(decoder, copy, sequence.prompts[static_cast<size_t>(wanted[i])],
-                                   weights.config.eos_ids, of_query, [&] { shown.add(1); });
+      answer.generation = generate(*continuation, sequence.prompts[static_cast<size_t>(wanted[i])],
+                                   engine.config().eos_ids, of_query, [&] { shown.add(1); });
       answer.first_token_seconds = waited + answer.generation.first_token_seconds;
       own.push_back(to_json(answer));
     }

@@ -2,13 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "app/inputs.hpp"
 #include "comm/mpi_session.hpp"
-#include "model/generator.hpp"
+#include "model/engine.hpp"
 
 namespace longhalo {
 
@@ -21,10 +20,8 @@ struct Answer {
 
 /// Answers the prompts whose numbers are in `wanted`; prompt number wanted[i] runs on rank i modulo ranks.
 /// All answers in the order of `wanted` on rank 0, empty elsewhere. Collective.
-std::vector<Answer> answer_prompts(const MpiSession& session, const Weights& weights,
-                                   const AttentionPattern& pattern, const Context& context,
+std::vector<Answer> answer_prompts(const MpiSession& session, Engine& engine, const DocumentContext& context,
                                    const Sequence& sequence, std::span<const int64_t> wanted,
-                                   const GenerateOptions& options, int64_t tile,
-                                   const ProgressOptions& progress);
+                                   const GenerateOptions& options, const ProgressOptions& progress);
 
 }  // namespace longhalo

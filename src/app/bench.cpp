@@ -67,6 +67,12 @@ std::vector<Benchmark> make_benchmarks() {
        {kRepeats, kBytes, kJson, {"--transport", "run.transport", "nccl, mpi or staged alone, on CUDA"}},
        run_bench_halo_cpu,
        IN_CUDA_BUILD(run_bench_halo_cuda)});
+  all.push_back({Subcommand::kBenchLayer,
+                 "layer",
+                 "One layer of a prefill, phase by phase",
+                 {kTokens, kRepeats, kWindow, kStride, kBands, kJson, kModel},
+                 run_bench_layer,
+                 IN_CUDA_BUILD(run_bench_layer)});
   all.push_back({Subcommand::kBenchPrefill,
                  "prefill",
                  "A whole prefill of random tokens",

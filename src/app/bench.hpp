@@ -48,7 +48,8 @@ void run_bench_gemm_cuda(const MpiSession& session, const Config& config);
 /// Messages between neighbouring ranks, as halos travel.
 void run_bench_halo_cpu(const MpiSession& session, const Config& config);
 void run_bench_halo_cuda(const MpiSession& session, const Config& config);
-/// A whole prefill of random tokens over all ranks.
+/// One layer of a prefill, and a whole prefill, of random tokens over all ranks.
+void run_bench_layer(const MpiSession& session, const Config& config);
 void run_bench_prefill(const MpiSession& session, const Config& config);
 
 /// Prints to standard output, whole.

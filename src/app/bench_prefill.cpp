@@ -1,18 +1,17 @@
+// `longhalo bench prefill`: a whole prefill of random tokens over all ranks; `longhalo bench layer`: the same
+// with one layer, and what each of its phases reaches.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <random>
 
 #include "app/bench.hpp"
 #include "app/bench_report.hpp"
-#include "app/device_setup.hpp"
+#include "app/engine_setup.hpp"
 #include "app/model_setup.hpp"
 #include "app/plan.hpp"
 #include "core/clock.hpp"
-#include "core/error.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
-#include "model/decoder.hpp"
 #include "model/prefill.hpp"
 #include "telemetry/memory.hpp"
 
@@ -37,20 +36,25 @@ int64_t checked_tokens(const AttentionPattern& pattern, int64_t tokens) {
 
 // Reads the beginning of the document over all ranks and, on its own, by each rank's decoder: the same
 // logits?
-double error_against_decoder(const MpiSession& session, const Weights& weights,
-                             const AttentionPattern& pattern, std::span<const int32_t> document,
+double error_against_decoder(const MpiSession& session, Engine& engine, std::span<const int32_t> document,
                              int64_t tile) {
-  const int64_t tokens = checked_tokens(pattern, static_cast<int64_t>(document.size()));
+  const int64_t tokens = checked_tokens(engine.pattern(), static_cast<int64_t>(document.size()));
   const std::span<const int32_t> beginning = document.first(static_cast<size_t>(tokens));
-  const ShardPlan shards = plan_shards(weights.config, pattern, tokens, session.ranks());
-  Prefill prefill(session, weights, pattern, shards, tile);
-  std::optional<Context> context = prefill.run(beginning, KeepContext::kYes);
-  Decoder after_prefill(weights, pattern, tile), alone(weights, pattern, tile);
+  const ShardPlan shards = plan_shards(engine.config(), engine.pattern(), tokens, session.ranks());
+  std::unique_ptr<Reading> reading = engine.read(shards, tile);
+  reading->prefill(beginning, KeepContext::kYes);
+  const std::unique_ptr<DocumentContext> context = reading->take_context();
+  reading.reset();
   const std::span<const int32_t> next = document.first(1);
-  Context from_nothing(weights.config, pattern);
-  alone.extend(from_nothing, beginning);
-  const std::span<const float> a = after_prefill.extend(*context, next);
-  const std::span<const float> b = alone.extend(from_nothing, next);
+  const auto logits_of = [&](const DocumentContext& start, std::span<const int32_t> before) {
+    const std::unique_ptr<Continuation> continuation = engine.continue_from(start);
+    if (!before.empty()) continuation->extend(before);
+    continuation->extend(next);
+    const std::span<const float> logits = continuation->logits();
+    return std::vector<float>(logits.begin(), logits.end());
+  };
+  const std::vector<float> a = logits_of(*context, {});
+  const std::vector<float> b = logits_of(*engine.empty_context(), beginning);
   double difference = 0, norm = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
@@ -59,90 +63,189 @@ double error_against_decoder(const MpiSession& session, const Weights& weights,
   return spread_over_ranks(session, std::sqrt(difference / norm)).max;
 }
 
-}  // namespace
+// Timed prefills of one document, with the rates of this machine before and after.
+struct Measured {
+  JobPlan plan;
+  std::vector<double> seconds;  // slowest rank, sorted
+  PrefillCost cost;             // of the last run
+  MatmulRates rates;            // of all ranks together
+  DeviceMemoryUse device;
+  int64_t resident_bytes = 0;
+  double error = 0;
+  double median() const { return seconds[seconds.size() / 2]; }
+};
 
-void run_bench_prefill(const MpiSession& session, const Config& config) {
+Measured measure(const MpiSession& session, const Config& config, Engine& engine) {
+  const int64_t tokens = config.bench.tokens;
+  const std::vector<int32_t> document = random_document(tokens, engine.config().vocabulary);
+  const ShardPlan shards = plan_shards(engine.config(), engine.pattern(), tokens, session.ranks());
+
+  Measured measured;
+  const MatmulRates before = measured_matmul_rates(session, engine);
+  measured.plan = plan_document(session, engine, shards, config.run.token_tile, before, {});
+  session.together([&] { measured.plan.require_memory(); });
+  if (session.is_root()) log_info(measured.plan.describe());
+
+  for (int64_t repeat = 0; repeat < config.bench.repeats; ++repeat) {
+    const std::unique_ptr<Reading> reading = engine.read(shards, measured.plan.tile);
+    Progress progress("prefill", tokens, ProgressUnit::kTokens, progress_options(session, config));
+    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+    const Stopwatch watch;
+    reading->prefill(document, KeepContext::kNo, [&](int64_t done, int64_t total) {
+      progress.set(static_cast<int64_t>(static_cast<double>(tokens) * static_cast<double>(done) /
+                                        static_cast<double>(total)));
+    });
+    measured.seconds.push_back(spread_over_ranks(session, watch.seconds()).max);
+    measured.cost = reading->cost();
+    measured.device = engine.device_memory();
+  }
+  std::sort(measured.seconds.begin(), measured.seconds.end());
+  measured.resident_bytes = process_memory().peak_resident;
+  const MatmulRates after = measured_matmul_rates(session, engine);
+  measured.rates = {(before.products + after.products) / 2, (before.attention + after.attention) / 2};
+  measured.error = error_against_decoder(session, engine, document, measured.plan.tile);
+  return measured;
+}
+
+void report_setting(BenchReport& report, const MpiSession& session, const Engine& engine, int threads,
+                    const Measured& measured) {
+  const ModelConfig& c = engine.config();
+  report.add("tokens", measured.plan.tokens);
+  report.add("model", text(c.layers, " layers, D ", c.hidden, ", F ", c.ffn, ", H ", c.heads, "/", c.kv_heads,
+                           " x ", c.head_dim));
+  report.add("bands", engine.pattern().describe(), "", "{stride, near, far}");
+  report.add("ranks", session.ranks());
+  report.add("device", engine.device(), "", "of rank 0");
+  report.add("transport", engine.transport());
+  report.add("threads_per_rank", threads);
+  report.add("token_tile", measured.plan.tile, "tokens");
+}
+
+void report_time(BenchReport& report, const Measured& measured, const PrefillFlops& flops) {
+  const double median = measured.median();
+  const double alone = products_alone_seconds(flops, measured.rates);
+  const double ranks = measured.plan.ranks;
+  report.add("median_seconds", median, "s", text("of ", measured.seconds.size(), " runs, slowest rank"));
+  report.add("min_seconds", measured.seconds.front(), "s");
+  report.add("tokens_per_second", static_cast<double>(measured.plan.tokens) / median, "tokens/s");
+  report.add("useful_tflops", flops.total() / median / ranks / 1e12, "TFLOP/s",
+             "products and attention; a rank");
+  report.add("matmul_gflops", measured.rates.products / 1e9, "GFLOP/s",
+             "a large product as the layers', all ranks at once, before and after");
+  report.add("products_gflop", flops.products / 1e9, "GFLOP", "the layers' weight products");
+  report.add("attention_gflop", flops.attention / 1e9, "GFLOP", "attention's two products, visible pairs");
+  report.add("products_only_seconds", alone, "s", "all products alone at the measured rates");
+  report.add("time_over_products", median / alone, "", "median over that");
+  report.add("mfu", alone / median, "", "the inverse: share of the measured rates");
+}
+
+// Time by phase over ranks, and what each phase's useful products reach.
+void report_phases(BenchReport& report, const MpiSession& session, const ModelConfig& c,
+                   const Measured& measured, const PrefillFlops& flops) {
+  const double token_layers = static_cast<double>(measured.plan.tokens) * static_cast<double>(c.layers);
+  struct Row {
+    const char* name;
+    double seconds, flops, rate;
+    const char* meaning;
+  };
+  const auto products = [&](int64_t weights) { return 2.0 * static_cast<double>(weights) * token_layers; };
+  const LayerTimes& times = measured.cost.layers;
+  const double products_rate = measured.rates.products / measured.plan.ranks;
+  const double attention_rate = measured.rates.attention / measured.plan.ranks;
+  BenchTable table({{"phase", ""},
+                    {"min", "s"},
+                    {"mean", "s"},
+                    {"max", "s"},
+                    {"useful_tflops", "TFLOP/s"},
+                    {"share_of_matmul", ""}});
+  for (const Row& row :
+       {Row{"keys", times.keys, products(2 * c.hidden * c.kv_size()), products_rate,
+            "norm, K and V, pooling, rotary; last run, mean"},
+        {"queries", times.queries, products(c.hidden * c.q_size()), products_rate, "norm, Q, rotary"},
+        {"attention", times.attention, flops.attention, attention_rate, "attention alone"},
+        {"mlp", times.mlp, products(c.hidden * (c.q_size() + 3 * c.ffn)), products_rate,
+         "output projection, norm, MLP"}}) {
+    const RankSpread spread = spread_over_ranks(session, row.seconds);
+    const double rate = row.flops / measured.plan.ranks / spread.mean;
+    table.add({row.name, spread.min, spread.mean, spread.max, rate / 1e12, rate / row.rate});
+    report.add(text(row.name, "_seconds"), spread.mean, "s", row.meaning);
+    if (row.name == std::string("attention")) report.add("attention_over_matmul", rate / row.rate, "");
+  }
+  report.add_table("phases", table, "over ranks, last run");
+}
+
+void report_communication(BenchReport& report, const MpiSession& session, const Measured& measured) {
+  const PrefillCost& cost = measured.cost;
+  const double exposed = spread_over_ranks(session, cost.exposed_seconds()).max;
+  report.add("exposed_seconds", exposed, "s", "waiting for messages, slowest rank");
+  report.add("exposed_share", exposed / measured.median(), "", "of the median");
+  report.add("transfer_seconds",
+             spread_over_ranks(session, cost.halo.transfer_seconds + cost.landmarks.transfer_seconds).max,
+             "s", "of messages, hidden or not; 0 where it is not timed");
+  report.add("halo_bytes", sum_over_ranks(session, cost.halo.received_bytes), "B", "received, all ranks");
+  report.add("landmark_bytes", sum_over_ranks(session, cost.landmarks.received_bytes), "B",
+             "received, all ranks");
+}
+
+void report_memory(BenchReport& report, const MpiSession& session, const Measured& measured) {
+  const auto most = [&](double value) { return spread_over_ranks(session, value).max; };
+  const auto item = [&](const std::string& name) {
+    for (const MemoryItem& one : measured.plan.items)
+      if (one.name == name) return static_cast<double>(one.bytes);
+    return 0.0;
+  };
+  const double weights = item("weights"), residual = item("residual stream");
+  const auto resident = static_cast<double>(measured.resident_bytes);
+  report.add("weights_mb", weights / 1e6, "MB", "a rank");
+  report.add("residual_mb", residual / 1e6, "MB", "a rank");
+  report.add("planned_mb", static_cast<double>(measured.plan.bytes()) / 1e6, "MB",
+             "a rank, all items of the plan");
+  report.add("peak_resident_mb", most(resident) / 1e6, "MB",
+             "host memory of the largest rank, after the prefill");
+  if (measured.device.reserved_bytes == 0) {
+    report.add("beyond_weights_residual_mb", most(resident - weights - residual) / 1e6, "MB");
+    return;
+  }
+  report.add("device_peak_mb", most(static_cast<double>(measured.device.arrays_bytes)) / 1e6, "MB",
+             "GPU memory in arrays, largest rank");
+  report.add("device_reserved_mb", most(static_cast<double>(measured.device.reserved_bytes)) / 1e6, "MB",
+             "taken from the card");
+  report.add("device_fragmentation", most(measured.device.fragmentation), "",
+             "share of it that no array filled");
+}
+
+void run(const MpiSession& session, const Config& config, const std::string& name,
+         std::optional<int64_t> layers) {
   const int threads = use_threads(session, config);
   const AttentionPattern pattern = attention_pattern(config);
   ModelConfig shape;
   session.together([&] { shape = model_shape(config); });
-  const Weights weights = model_weights(session, config, shape, pattern);
-  const int64_t tokens = config.bench.tokens;
-  const std::vector<int32_t> document = random_document(tokens, shape.vocabulary);
-  const ShardPlan shards = plan_shards(weights.config, pattern, tokens, session.ranks());
+  shape.layers = layers.value_or(shape.layers);
+  const std::unique_ptr<Engine> engine = make_engine(session, config, shape, pattern);
+  load_weights(session, config, *engine);
+  const Measured measured = measure(session, config, *engine);
+  const PrefillFlops flops = prefill_flops(shape, pattern, config.bench.tokens);
 
-  const double rate = measured_matmul_rate(session);
-  const JobPlan plan =
-      plan_document(session, weights, pattern, shards, token_tile(config, RunDevice::kCpu), rate, {}, 1);
-  session.together([&] { plan.require_memory(); });
-  if (session.is_root()) log_info(plan.describe());
-
-  std::vector<double> seconds;
-  PrefillCost cost;
-  for (int64_t repeat = 0; repeat < config.bench.repeats; ++repeat) {
-    Prefill prefill(session, weights, pattern, shards, token_tile(config, RunDevice::kCpu));
-    Progress progress("prefill", tokens, ProgressUnit::kTokens, progress_options(session, config));
-    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
-    const Stopwatch watch;
-    prefill.run(document, KeepContext::kNo, [&](int64_t done, int64_t total) {
-      progress.set(static_cast<int64_t>(static_cast<double>(tokens) * static_cast<double>(done) /
-                                        static_cast<double>(total)));
-    });
-    seconds.push_back(spread_over_ranks(session, watch.seconds()).max);
-    cost = prefill.cost();
-  }
-  const int64_t resident = process_memory().peak_resident;
-  const double rate_after = measured_matmul_rate(session);
-  const double error =
-      error_against_decoder(session, weights, pattern, document, token_tile(config, RunDevice::kCpu));
-
-  std::sort(seconds.begin(), seconds.end());
-  const double median = seconds[seconds.size() / 2];
-  const PrefillFlops flops = prefill_flops(shape, pattern, tokens);
-  const double mean_rate = (rate + rate_after) / 2;
-  const double residual_bytes = 4.0 * static_cast<double>(plan.tokens_per_rank * shape.hidden);
-  const auto mean_of = [&](double value) { return spread_over_ranks(session, value).mean; };
-
-  BenchReport report("prefill, fp32, CPU");
-  report.add("tokens", tokens);
-  report.add("model", text(shape.layers, " layers, D ", shape.hidden, ", F ", shape.ffn, ", H ", shape.heads,
-                           "/", shape.kv_heads, " x ", shape.head_dim));
-  report.add("bands", pattern.describe(), "", "{stride, near, far}");
-  report.add("ranks", session.ranks());
-  report.add("threads_per_rank", threads);
-  report.add("median_seconds", median, "s", text("of ", config.bench.repeats, " runs, slowest rank"));
-  report.add("tokens_per_second", static_cast<double>(tokens) / median, "tokens/s");
-  report.add("matmul_gflops", mean_rate / 1e9, "GFLOP/s",
-             "a large sgemm on all ranks at once, before and after");
-  report.add("products_gflop", flops.products / 1e9, "GFLOP", "the layers' weight products");
-  report.add("attention_gflop", flops.attention / 1e9, "GFLOP", "attention's two products, visible pairs");
-  report.add("products_only_seconds", flops.total() / mean_rate, "s", "all products alone at the sgemm rate");
-  report.add("time_over_products", median * mean_rate / flops.total(), "", "median over that");
-  report.add("keys_seconds", mean_of(cost.layers.keys), "s",
-             "norm, K and V, pooling, rotary; last run, mean");
-  report.add("queries_seconds", mean_of(cost.layers.queries), "s", "norm, Q, rotary");
-  report.add("attention_seconds", mean_of(cost.layers.attention), "s");
-  report.add("mlp_seconds", mean_of(cost.layers.mlp), "s", "output projection, norm, MLP");
-  report.add(
-      "attention_over_matmul",
-      flops.attention / session.ranks() / mean_of(cost.layers.attention) / (mean_rate / session.ranks()), "");
-  report.add("exposed_seconds", spread_over_ranks(session, cost.exposed_seconds()).max, "s",
-             "waiting for messages, slowest rank");
-  report.add("halo_bytes", sum_over_ranks(session, cost.halo.received_bytes), "B", "received, all ranks");
-  report.add("landmark_bytes", sum_over_ranks(session, cost.landmarks.received_bytes), "B",
-             "received, all ranks");
-  report.add("weights_mb", static_cast<double>(weights.bytes()) / 1e6, "MB", "a rank");
-  report.add("residual_mb", residual_bytes / 1e6, "MB", "a rank");
-  report.add("peak_resident_mb", spread_over_ranks(session, static_cast<double>(resident)).max / 1e6, "MB",
-             "of the largest rank, after the prefill");
-  report.add(
-      "beyond_weights_residual_mb",
-      spread_over_ranks(session, static_cast<double>(resident - weights.bytes()) - residual_bytes).max / 1e6,
-      "MB");
-  report.add("relative_error", error, "",
-             text("logits after ", checked_tokens(pattern, tokens),
+  BenchReport report(text(name, ", ", name_of(engine->precision()), ", ", engine->device()));
+  report_setting(report, session, *engine, threads, measured);
+  report_time(report, measured, flops);
+  report_phases(report, session, shape, measured, flops);
+  report_communication(report, session, measured);
+  report_memory(report, session, measured);
+  report.add("relative_error", measured.error, "",
+             text("logits after ", checked_tokens(pattern, config.bench.tokens),
                   " tokens: all ranks together against one alone"));
   report.publish(session, config.bench.json);
+}
+
+}  // namespace
+
+void run_bench_prefill(const MpiSession& session, const Config& config) {
+  run(session, config, "prefill", std::nullopt);
+}
+
+void run_bench_layer(const MpiSession& session, const Config& config) {
+  run(session, config, "layer", 1);
 }
 
 }  // namespace longhalo

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/answers.hpp"
-#include "app/device_setup.hpp"
+#include "app/engine_setup.hpp"
 #include "app/inputs.hpp"
 #include "app/job_log.hpp"
 #include "app/model_setup.hpp"
@@ -16,7 +16,6 @@
 #include "core/clock.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
-#include "model/outputs.hpp"
 #include "model/prefill.hpp"
 #include "storage/results.hpp"
 #include "storage/sha256.hpp"
@@ -59,8 +58,8 @@ class InferJob {
  private:
   void read_document(int64_t index);
   Work remaining_work(int64_t index) const;
-  DocumentRun prefill_document(const Sequence& sequence, const Work& work, std::optional<Context>& context,
-                               DocumentArrays& arrays);
+  DocumentRun prefill_document(const Sequence& sequence, const Work& work,
+                               std::unique_ptr<DocumentContext>& context, DocumentArrays& arrays);
 
   const MpiSession& session_;
   const Config& config_;
@@ -70,8 +69,8 @@ class InferJob {
   std::unique_ptr<Inputs> inputs_;         // rank 0
   std::unique_ptr<ResultWriter> results_;  // rank 0
   std::unique_ptr<RunLog> log_;            // rank 0 writes
-  Weights weights_;
-  double matmul_rate_ = 0;  // FLOP/s of all ranks together
+  std::unique_ptr<Engine> engine_;
+  MatmulRates rates_;  // of all ranks together
   std::vector<float> scores_, embeddings_;
 };
 
@@ -91,9 +90,10 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
           std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists),
                                          settings_by_document(config, *inputs_));
   });
-  log_ = open_job_log(session, config, "infer", threads_);
-  weights_ = model_weights(session, config, shape_, pattern_);
-  matmul_rate_ = measured_matmul_rate(session);
+  engine_ = make_engine(session, config, shape_, pattern_);
+  log_ = open_job_log(session, config, "infer", threads_, *engine_);
+  load_weights(session, config, *engine_);
+  rates_ = measured_matmul_rates(session, *engine_);
 }
 
 void InferJob::run() {
@@ -116,7 +116,7 @@ void InferJob::read_document(int64_t index) {
   });
   sequence = share_sequence(session_, std::move(sequence));
 
-  std::optional<Context> context;
+  std::unique_ptr<DocumentContext> context;
   DocumentArrays arrays;
   DocumentRun run = prefill_document(sequence, work, context, arrays);
   std::vector<Answer> answers;
@@ -124,10 +124,10 @@ void InferJob::read_document(int64_t index) {
     const GenerateOptions options{
         config_.generate.max_new_tokens, config_.generate.temperature, config_.generate.top_p,
         static_cast<uint64_t>(config_.generate.seed) + (static_cast<uint64_t>(index) << 32)};
-    answers = answer_prompts(session_, weights_, pattern_, *context, sequence, work.prompts, options,
-                             token_tile(config_, RunDevice::kCpu), progress_options(session_, config_));
+    answers = answer_prompts(session_, *engine_, *context, sequence, work.prompts, options,
+                             progress_options(session_, config_));
   }
-  run.finish(session_);
+  run.finish(session_, *engine_);
 
   session_.together([&] {
     if (!session_.is_root()) return;
@@ -168,40 +168,39 @@ Work InferJob::remaining_work(int64_t index) const {
 }
 
 DocumentRun InferJob::prefill_document(const Sequence& sequence, const Work& work,
-                                       std::optional<Context>& context, DocumentArrays& arrays) {
+                                       std::unique_ptr<DocumentContext>& context, DocumentArrays& arrays) {
   const Stopwatch watch;
   const auto tokens = static_cast<int64_t>(sequence.tokens.size());
+  // Of tokens done on this rank, shown as its share of the document.
+  const auto show = [tokens](Progress& progress, int64_t done, int64_t total) {
+    progress.set(static_cast<int64_t>(static_cast<double>(tokens) * static_cast<double>(done) /
+                                      static_cast<double>(total)));
+  };
+  const Wanted wanted{work.prompts.empty() ? KeepContext::kNo : KeepContext::kYes, work.score_array,
+                      work.embed_array ? config_.embed.chunk_tokens : 0};
   const ShardPlan shards = plan_shards(shape_, pattern_, tokens, session_.ranks());
-  const JobPlan plan =
-      plan_document(session_, weights_, pattern_, shards, token_tile(config_, RunDevice::kCpu), matmul_rate_,
-                    work, config_.embed.chunk_tokens);
+  const JobPlan plan = plan_document(session_, *engine_, shards, config_.run.token_tile, rates_, wanted);
   session_.together([&] { plan.require_memory(); });
   if (session_.is_root()) log_info(plan.describe());
 
-  Prefill prefill(session_, weights_, pattern_, shards, token_tile(config_, RunDevice::kCpu));
+  const std::unique_ptr<Reading> reading = engine_->read(shards, plan.tile);
   {
     Progress progress("prefill", tokens, ProgressUnit::kTokens, progress_options(session_, config_));
-    context = prefill.run(
-        sequence.tokens, work.prompts.empty() ? KeepContext::kNo : KeepContext::kYes,
-        [&](int64_t done, int64_t total) {
-          progress.set(static_cast<int64_t>(static_cast<double>(tokens) * static_cast<double>(done) /
-                                            static_cast<double>(total)));
-        });
+    reading->prefill(sequence.tokens, wanted.context,
+                     [&](int64_t done, int64_t total) { show(progress, done, total); });
   }
-  session_.together([&] { require_finite(shape_, shards.shard(session_.rank()), prefill.residual()); });
-  DocumentRun run = DocumentRun::of(session_, prefill, pattern_, shards, context, watch.seconds());
+  context = reading->take_context();
+  session_.together([&] { reading->require_finite(); });
+  DocumentRun run =
+      DocumentRun::of(session_, reading->cost(), pattern_, shards, context.get(), watch.seconds());
 
   if (work.score_array) {
     Progress progress("scoring", tokens, ProgressUnit::kTokens, progress_options(session_, config_));
-    scores_ = score_tokens(
-        session_, weights_, shards, sequence.tokens, prefill.residual(), [&](int64_t done, int64_t own) {
-          progress.set(static_cast<int64_t>(static_cast<double>(tokens) * static_cast<double>(done) /
-                                            static_cast<double>(own)));
-        });
+    scores_ =
+        reading->scores(sequence.tokens, [&](int64_t done, int64_t total) { show(progress, done, total); });
   }
   if (work.embed_array)
-    embeddings_ = embed_chunks(session_, weights_, shards, prefill.residual(), config_.embed.chunk_tokens,
-                               sequence.document_begin);
+    embeddings_ = reading->embeddings(config_.embed.chunk_tokens, sequence.document_begin);
   if (session_.is_root()) {
     const auto begin = static_cast<size_t>(sequence.document_begin);
     arrays.tokens = std::span(sequence.tokens).subspan(begin);

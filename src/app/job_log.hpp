@@ -6,12 +6,13 @@
 
 #include "comm/mpi_session.hpp"
 #include "config/config.hpp"
+#include "model/engine.hpp"
 #include "telemetry/run_log.hpp"
 
 namespace longhalo {
 
 /// Collective; ranks other than 0 get a log that writes nothing.
 std::unique_ptr<RunLog> open_job_log(const MpiSession& session, const Config& config,
-                                     const std::string& command, int threads);
+                                     const std::string& command, int threads, const Engine& engine);
 
 }  // namespace longhalo

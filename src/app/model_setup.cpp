@@ -6,9 +6,6 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "core/clock.hpp"
-#include "core/log.hpp"
-#include "core/text.hpp"
 #include "kernels/matmul/matmul.hpp"
 
 namespace longhalo {
@@ -36,29 +33,6 @@ ModelConfig model_shape(const Config& config) {
   model.tied_embeddings = true;
   validate_model_config(model, "model.shape");
   return model;
-}
-
-Weights model_weights(const MpiSession& session, const Config& config, const ModelConfig& shape,
-                      const AttentionPattern& pattern) {
-  const Stopwatch watch;
-  const LandmarkWeights landmarks{static_cast<int64_t>(pattern.strides().size()),
-                                  config.attention.landmark_bias};
-  Weights weights;
-  session.together([&] {
-    if (config.model.weights == WeightsSource::kRandom) {
-      weights = random_weights(shape, landmarks, static_cast<uint64_t>(config.model.seed));
-      return;
-    }
-    Progress progress("loading weights", shape.layers, ProgressUnit::kItems,
-                      progress_options(session, config));
-    weights =
-        load_weights(config.model.path, shape, landmarks, [&](int64_t done, int64_t) { progress.set(done); });
-  });
-  if (session.is_root())
-    log_info(text("model: ", shape.parameters() / 1'000'000, "M parameters, ", shape.layers, " layers, ",
-                  weights.bytes() / 1'000'000, " MB in fp32 on every rank, ready in ", watch.seconds(),
-                  " s"));
-  return weights;
 }
 
 int use_threads(const MpiSession& session, const Config& config) {

@@ -1,10 +1,10 @@
-// From the config to what the rooms take: the attention pattern, the model's shape and weights, the threads.
+// From the config to what the rooms take: the attention pattern, the model's shape, the threads.
 #pragma once
 
 #include "comm/mpi_session.hpp"
 #include "config/config.hpp"
 #include "model/attention_pattern.hpp"
-#include "model/weights.hpp"
+#include "model/model_config.hpp"
 #include "telemetry/progress.hpp"
 
 namespace longhalo {
@@ -13,10 +13,6 @@ AttentionPattern attention_pattern(const Config& config);
 
 /// Of the checkpoint's config.json, or of model.shape with weights: random. Throws UserError.
 ModelConfig model_shape(const Config& config);
-
-/// Loads or makes the weights; rank 0 shows progress. Collective: a fault of one rank is thrown on all.
-Weights model_weights(const MpiSession& session, const Config& config, const ModelConfig& shape,
-                      const AttentionPattern& pattern);
 
 /// Sets the threads of the CPU kernels: run.threads, else OMP_NUM_THREADS, else this rank's share of the
 /// cores that it may run on. Returns how many.

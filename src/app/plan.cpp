@@ -1,58 +1,90 @@
 #include "app/plan.hpp"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <limits>
+#include <numeric>
+#include <optional>
 
 #include "core/error.hpp"
 #include "core/text.hpp"
-#include "kernels/matmul/matmul.hpp"
 #include "model/prefill.hpp"
 #include "telemetry/progress.hpp"
 
 namespace longhalo {
 namespace {
 
-// The number in a file, or the one after `key` in a file of keys and numbers; -1 where there is none ("max"
-// too).
-int64_t number_in(const std::filesystem::path& file, const std::string& key = "") {
-  std::ifstream in(file);
-  std::string word;
-  while (!key.empty() && in >> word && word != key) {
-  }
-  int64_t number = -1;
-  return in >> number ? number : -1;
+constexpr int64_t kSmallestAutomaticTile = 1024;
+constexpr int64_t kSmallestTile = 128;
+constexpr int kMostRanks = 1 << 16;
+
+int64_t sum_of(const std::vector<MemoryItem>& items) {
+  return std::accumulate(items.begin(), items.end(), int64_t{0},
+                         [](int64_t sum, const MemoryItem& item) { return sum + item.bytes; });
 }
 
-// What the control groups of this process (a Slurm job's memory limit) still allow; unlimited where none
-// limits it.
-int64_t available_group_bytes() {
-  int64_t available = std::numeric_limits<int64_t>::max();
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    if (!line.starts_with("0::/")) continue;  // version 2
-    std::filesystem::path group = std::filesystem::path("/sys/fs/cgroup") / line.substr(4);
-    for (; group != "/sys/fs"; group = group.parent_path()) {
-      const int64_t most = number_in(group / "memory.max");
-      const int64_t now = number_in(group / "memory.current");
-      const int64_t files =
-          std::max<int64_t>(0, number_in(group / "memory.stat", "file"));  // given back when asked for
-      if (most >= 0 && now >= 0) available = std::min(available, most - now + files);
+std::string items_text(const std::vector<MemoryItem>& items) {
+  std::string words;
+  for (const MemoryItem& item : items)
+    words += text(words.empty() ? "" : ", ", item.name, " ", item.bytes / 1'000'000, " MB");
+  return words;
+}
+
+// Asks what would fit into the memory of a rank.
+class Fitting {
+ public:
+  Fitting(const Engine& engine, const Wanted& wanted, int64_t available_bytes)
+      : engine_(engine), wanted_(wanted), available_bytes_(available_bytes) {}
+
+  bool fits(const ShardPlan& shards, int64_t tile) const {
+    return sum_of(engine_.memory(shards, tile, wanted_)) <= available_bytes_;
+  }
+  bool fits(int64_t tokens, int ranks, int64_t tile) const {
+    return fits(plan_shards(engine_.config(), engine_.pattern(), tokens, ranks), tile);
+  }
+
+  /// The largest tile below `tile` that fits, by halving.
+  std::optional<int64_t> tile_below(const ShardPlan& shards, int64_t tile) const {
+    for (int64_t smaller = tile / 2; smaller >= kSmallestTile; smaller /= 2)
+      if (fits(shards, smaller)) return smaller;
+    return std::nullopt;
+  }
+  std::optional<int> ranks_above(int64_t tokens, int ranks, int64_t tile) const {
+    for (int more = ranks * 2; more <= kMostRanks; more *= 2) {
+      if (!fits(tokens, more, tile)) continue;
+      int too_few = more / 2;
+      while (more - too_few > 1) {
+        const int middle = too_few + (more - too_few) / 2;
+        (fits(tokens, middle, tile) ? more : too_few) = middle;
+      }
+      return more;
     }
+    return std::nullopt;
   }
-  return available;
-}
+  int64_t most_tokens(int64_t tokens, int ranks, int64_t tile) const {
+    int64_t few = 0, many = tokens;
+    while (many - few > std::max<int64_t>(1, few / 128)) {
+      const int64_t middle = few + (many - few) / 2;
+      (fits(middle, ranks, tile) ? few : many) = middle;
+    }
+    return few;
+  }
 
-// What can still be allocated on this host; where nothing says, no limit is known.
-int64_t available_host_bytes() {
-  const int64_t group = available_group_bytes();
-  std::ifstream in("/proc/meminfo");
-  for (std::string key; in >> key;) {
-    int64_t kibibytes = 0;
-    if (key == "MemAvailable:" && in >> kibibytes) return std::min(group, kibibytes * 1024);
-  }
-  return group;
+ private:
+  const Engine& engine_;
+  const Wanted& wanted_;
+  int64_t available_bytes_;
+};
+
+std::string remedy_for(const Fitting& fitting, const ShardPlan& shards, int64_t tile) {
+  std::string words;
+  const auto offer = [&](const std::string& option) { words += (words.empty() ? "" : "; or ") + option; };
+  if (const auto smaller = fitting.tile_below(shards, tile)) offer(text("set run.token_tile: ", *smaller));
+  const int64_t least = std::min(tile, kSmallestAutomaticTile);
+  if (const auto more = fitting.ranks_above(shards.tokens(), shards.ranks(), least))
+    offer(text("use ", *more, " ranks, each with as much memory as this one"));
+  const int64_t fewer = fitting.most_tokens(shards.tokens(), shards.ranks(), least);
+  if (fewer > 0) offer(text("read at most about ", fewer, " tokens"));
+  if (words.empty()) words = "not even a short document fits: use a smaller model, or hosts with more memory";
+  return words;
 }
 
 }  // namespace
@@ -67,54 +99,57 @@ PrefillFlops prefill_flops(const ModelConfig& config, const AttentionPattern& pa
   return flops;
 }
 
-double measured_matmul_rate(const MpiSession& session) {
+MatmulRates measured_matmul_rates(const MpiSession& session, Engine& engine) {
   check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
-  return spread_over_ranks(session, measure_matmul_rate(0.5)).mean * session.ranks();
+  MatmulRates own;
+  session.together([&] { own = engine.measure_rates(0.5); });
+  return {spread_over_ranks(session, own.products).mean * session.ranks(),
+          spread_over_ranks(session, own.attention).mean * session.ranks()};
+}
+
+double products_alone_seconds(const PrefillFlops& flops, const MatmulRates& rates) {
+  return flops.products / rates.products + flops.attention / rates.attention;
+}
+
+int64_t JobPlan::bytes() const {
+  return sum_of(items);
 }
 
 std::string JobPlan::describe() const {
-  return text("plan: ", tokens, " tokens on ", ranks, " ranks, at most ", tokens_per_rank, " each; bands ",
-              pattern, "; ", bytes_per_rank / 1'000'000, " MB a rank to allocate; prefill about ",
-              duration_text(seconds), " or more");
+  return text("plan: ", tokens, " tokens on ", ranks, " ranks, at most ", tokens_per_rank,
+              " each, in tiles of ", tile, "; bands ", pattern, "; memory of a rank: ", items_text(items),
+              ", in all ", bytes() / 1'000'000, " of ", available_bytes / 1'000'000, " MB of ", place,
+              "; prefill about ", duration_text(seconds), " or more");
 }
 
 void JobPlan::require_memory() const {
-  if (bytes_per_rank <= available_bytes) return;
-  throw UserError(
-      text("this document needs ", bytes_per_rank / 1'000'000, " MB more on every rank, but this host has ",
-           available_bytes / 1'000'000, " MB left for each"),
-      text(tokens, " tokens, bands ", pattern),
-      "use more hosts, fewer ranks a host, a smaller window, or a shorter document");
+  if (bytes() <= available_bytes) return;
+  throw UserError(text("this document needs ", bytes() / 1'000'000, " MB on every rank (", items_text(items),
+                       "), but ", place, " has ", available_bytes / 1'000'000, " MB for each"),
+                  text(tokens, " tokens on ", ranks, " ranks, bands ", pattern, ", run.token_tile ", tile),
+                  remedy);
 }
 
-JobPlan plan_document(const MpiSession& session, const Weights& weights, const AttentionPattern& pattern,
-                      const ShardPlan& shards, int64_t tile, double matmul_rate, const Work& work,
-                      int64_t chunk_tokens) {
-  const ModelConfig& c = weights.config;
+JobPlan plan_document(const MpiSession& session, const Engine& engine, const ShardPlan& shards, int64_t tile,
+                      const MatmulRates& rates, const Wanted& wanted) {
   JobPlan plan;
   plan.tokens = shards.tokens();
   plan.ranks = session.ranks();
   for (int rank = 0; rank < shards.ranks(); ++rank)
     plan.tokens_per_rank = std::max(plan.tokens_per_rank, shards.shard(rank).size());
-  plan.pattern = pattern.describe();
-  plan.bytes_per_rank = Prefill::estimate_bytes(c, pattern, shards, tile);
-  if (!work.prompts.empty()) {
-    int64_t rows = std::min(pattern.exact_reach(), plan.tokens);
-    for (const int64_t stride : pattern.strides())
-      rows += plan.tokens / stride;
-    const int64_t context = 2 * rows * c.kv_size() * c.layers * static_cast<int64_t>(sizeof(float));
-    plan.bytes_per_rank +=
-        context + context * 9 / 4;  // the document's, and a query's copy with its slack while it grows
-  }
-  if (work.score_array) plan.bytes_per_rank += int64_t{33} << 20;
-  if (work.embed_array) {  // rank 0 holds sums of all ranks, totals (fp64) and means (fp32), other ranks
-                           // their sums
-    const int64_t values = (plan.tokens / chunk_tokens + 1) * c.hidden;
-    plan.bytes_per_rank +=
-        values * (3 * static_cast<int64_t>(sizeof(double)) + static_cast<int64_t>(sizeof(float)));
-  }
-  plan.available_bytes = available_host_bytes() / session.local_ranks();
-  plan.seconds = prefill_flops(c, pattern, plan.tokens).total() / matmul_rate;
+  plan.pattern = engine.pattern().describe();
+  plan.place = engine.memory_place();
+  plan.available_bytes = engine.available_bytes();
+
+  const Fitting fitting(engine, wanted, plan.available_bytes);
+  plan.tile = tile > 0 ? tile : engine.default_tile();
+  while (tile == 0 && plan.tile > kSmallestAutomaticTile && !fitting.fits(shards, plan.tile))
+    plan.tile /= 2;
+  // Tiles of one size on all ranks: the smallest that any rank chose.
+  plan.tile = static_cast<int64_t>(spread_over_ranks(session, static_cast<double>(plan.tile)).min);
+  plan.items = engine.memory(shards, plan.tile, wanted);
+  if (plan.bytes() > plan.available_bytes) plan.remedy = remedy_for(fitting, shards, plan.tile);
+  plan.seconds = products_alone_seconds(prefill_flops(engine.config(), engine.pattern(), plan.tokens), rates);
   return plan;
 }
 

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
-#include "app/share.hpp"
+#include "comm/mpi_session.hpp"
 #include "comm/shard_plan.hpp"
-#include "model/attention_pattern.hpp"
-#include "model/weights.hpp"
+#include "model/engine.hpp"
 
 namespace longhalo {
 
@@ -19,27 +19,34 @@ struct PrefillFlops {
 };
 PrefillFlops prefill_flops(const ModelConfig& config, const AttentionPattern& pattern, int64_t tokens);
 
-/// FLOP/s of large fp32 products of all ranks together, all measuring at once. Collective; takes about a
+/// FLOP/s of large matrix products of all ranks together, all measuring at once. Collective; takes about a
 /// second.
-double measured_matmul_rate(const MpiSession& session);
+MatmulRates measured_matmul_rates(const MpiSession& session, Engine& engine);
+
+/// Seconds of a prefill that computes nothing but its useful products, at those rates.
+double products_alone_seconds(const PrefillFlops& flops, const MatmulRates& rates);
 
 struct JobPlan {
   int64_t tokens = 0;
   int ranks = 1;
   int64_t tokens_per_rank = 0;  // the largest shard
-  int64_t bytes_per_rank = 0;   // yet to be allocated
-  int64_t available_bytes = 0;  // of this host, for each of its ranks
-  double seconds = 0;           // prefill at the measured rate
+  int64_t tile = 0;             // tokens that go through a layer at once
+  std::vector<MemoryItem> items;
+  int64_t available_bytes = 0;  // to this rank, for all items
+  std::string place;            // where this rank's memory is
+  double seconds = 0;           // prefill at the measured rates
   std::string pattern;
+  std::string remedy;  // what would fit, where this does not
 
+  int64_t bytes() const;
   std::string describe() const;
-  /// Throws UserError when this host's memory will not do.
+  /// Throws UserError when the memory will not do.
   void require_memory() const;
 };
 
-/// `chunk_tokens`: of the embeddings that `work` asks for.
-JobPlan plan_document(const MpiSession& session, const Weights& weights, const AttentionPattern& pattern,
-                      const ShardPlan& shards, int64_t tile, double matmul_rate, const Work& work,
-                      int64_t chunk_tokens);
+/// `tile`: tokens that go through a layer at once; 0 takes the engine's default, halved until it fits, down
+/// to 1024.
+JobPlan plan_document(const MpiSession& session, const Engine& engine, const ShardPlan& shards, int64_t tile,
+                      const MatmulRates& rates, const Wanted& wanted);
 
 }  // namespace longhalo

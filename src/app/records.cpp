@@ -29,6 +29,7 @@ Json figures(const DocumentRun& run) {
             {"exposed_communication_seconds", spread_json(run.exposed_seconds)},
             {"peak_memory_bytes", run.peak_memory_bytes},
             {"phase_seconds", std::move(phases)}};
+  if (run.peak_device_bytes > 0) json["peak_device_memory_bytes"] = run.peak_device_bytes;
   if (run.context_bytes > 0) {
     json["context_bytes"] = run.context_bytes;
     json["context_bytes_per_token"] =
@@ -64,10 +65,9 @@ Json score_result(std::span<const float> scores, int64_t document_bytes) {
 
 }  // namespace
 
-DocumentRun DocumentRun::of(const MpiSession& session, const Prefill& prefill,
+DocumentRun DocumentRun::of(const MpiSession& session, const PrefillCost& cost,
                             const AttentionPattern& pattern, const ShardPlan& shards,
-                            const std::optional<Context>& context, double seconds) {
-  const PrefillCost& cost = prefill.cost();
+                            const DocumentContext* context, double seconds) {
   DocumentRun run;
   run.tokens = shards.tokens();
   run.ranks = session.ranks();
@@ -76,7 +76,7 @@ DocumentRun DocumentRun::of(const MpiSession& session, const Prefill& prefill,
   run.halo_bytes = sum_over_ranks(session, cost.halo.received_bytes);
   run.landmark_bytes = sum_over_ranks(session, cost.landmarks.received_bytes);
   run.context_bytes_sent = sum_over_ranks(session, cost.context.received_bytes);
-  run.context_bytes = context ? context->bytes() : 0;
+  run.context_bytes = context != nullptr ? context->bytes() : 0;
   const auto n = static_cast<double>(run.tokens);
   run.attended_fraction =
       static_cast<double>(sequence_visible_pairs(pattern, run.tokens)) / (n * (n + 1) / 2);
@@ -90,7 +90,9 @@ DocumentRun DocumentRun::of(const MpiSession& session, const Prefill& prefill,
   return run;
 }
 
-void DocumentRun::finish(const MpiSession& session) {
+void DocumentRun::finish(const MpiSession& session, const Engine& engine) {
+  const auto on_device = static_cast<double>(engine.device_memory().arrays_bytes);
+  peak_device_bytes = static_cast<int64_t>(spread_over_ranks(session, on_device).max);
   peak_memory_bytes = static_cast<int64_t>(
       spread_over_ranks(session, static_cast<double>(process_memory().peak_resident)).max);
 }

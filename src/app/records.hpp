@@ -3,7 +3,6 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,7 +10,7 @@
 #include "app/inputs.hpp"
 #include "app/share.hpp"
 #include "comm/mpi_session.hpp"
-#include "model/prefill.hpp"
+#include "model/engine.hpp"
 #include "storage/results.hpp"
 
 namespace longhalo {
@@ -28,14 +27,15 @@ struct DocumentRun {
   int64_t context_bytes = 0;       // kept on every rank to go on from; 0 without prompts
   double attended_fraction = 0;    // visible (query, key) pairs over all causal pairs
   int64_t peak_memory_bytes = 0;   // resident, of the largest rank
+  int64_t peak_device_bytes = 0;   // of a GPU's memory in arrays, largest rank; 0 on the CPU
   std::vector<std::pair<std::string, RankSpread>> phases;  // seconds
   double total_seconds = 0;
   std::string arrays_file;
 
-  static DocumentRun of(const MpiSession& session, const Prefill& prefill, const AttentionPattern& pattern,
-                        const ShardPlan& shards, const std::optional<Context>& context, double seconds);
+  static DocumentRun of(const MpiSession& session, const PrefillCost& cost, const AttentionPattern& pattern,
+                        const ShardPlan& shards, const DocumentContext* context, double seconds);
   /// Takes in what came after the prefill. Collective.
-  void finish(const MpiSession& session);
+  void finish(const MpiSession& session, const Engine& engine);
 };
 
 /// Scores of the document alone, out of those of the whole sequence. The first is NaN if nothing stood before

@@ -54,6 +54,7 @@ class DevicePrefill {
   const BFloat16* residual() const { return residual_.data(); }
   const PrefillCost& cost() const { return cost_; }
   DeviceLayer& layer() { return layer_; }
+  const DeviceLayer& layer() const { return layer_; }
 
   /// What a prefill of these sizes allocates on the rank that owns most, in bytes.
   struct Memory {

@@ -196,10 +196,11 @@ int64_t device_weights_bytes(const ModelConfig& c, Precision precision, int64_t 
          (c.tied_embeddings ? 1 : 2) * 2 * c.vocabulary * c.hidden;
 }
 
-void require_device_shape(const ModelConfig& c, Precision precision, const std::string& origin) {
+std::optional<UserError> device_shape_objection(const ModelConfig& c, Precision precision,
+                                                const std::string& origin) {
   if (c.head_dim != 64 && c.head_dim != 128)
-    throw UserError(text("a head dimension of ", c.head_dim, " is not supported on the GPU"), origin,
-                    "the GPU takes 64 and 128; set run.device: cpu for this model");
+    return UserError(text("a head dimension of ", c.head_dim, " is not supported on the GPU"), origin,
+                     "the GPU takes 64 and 128; set run.device: cpu for this model");
   const int64_t multiple = precision == Precision::kFp8 ? 16 : 8;
   struct Size {
     const char* key;
@@ -209,10 +210,11 @@ void require_device_shape(const ModelConfig& c, Precision precision, const std::
                            {"intermediate_size", c.ffn, multiple},
                            {"vocab_size", c.vocabulary, 8}})
     if (size.value % size.multiple != 0)
-      throw UserError(
+      return UserError(
           text("\"", size.key, "\" is ", size.value, ", which the GPU's products in ", name_of(precision),
                " do not take"),
           origin, text("it must be a multiple of ", size.multiple, "; set run.device: cpu for this model"));
+  return std::nullopt;
 }
 
 DeviceWeights load_device_weights(const std::filesystem::path& model_directory, const ModelConfig& config,

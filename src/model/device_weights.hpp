@@ -8,8 +8,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "core/error.hpp"
 #include "device/device_buffer.hpp"
 #include "kernels/common/fp8.hpp"
 #include "model/precision.hpp"
@@ -53,8 +56,10 @@ struct DeviceWeights {
 /// Bytes of DeviceWeights.
 int64_t device_weights_bytes(const ModelConfig& config, Precision precision, int64_t strided_bands);
 
-/// Throws UserError (where: `origin`) when the GPU's kernels do not take these sizes in this precision.
-void require_device_shape(const ModelConfig& config, Precision precision, const std::string& origin);
+/// Why the GPU's kernels do not take these sizes in this precision, as the error to throw; nothing when they
+/// do. `origin` is where the sizes come from.
+std::optional<UserError> device_shape_objection(const ModelConfig& config, Precision precision,
+                                                const std::string& origin);
 
 /// Reads *.safetensors of `model_directory` (bf16, fp16 or fp32, rounded to bf16). Throws UserError naming
 /// file and tensor, and when the GPU's memory does not suffice. The host waits.

@@ -1,5 +1,5 @@
 // Answers one query: reads its prompt into a context, then samples token after token until an end token or a
-// limit.
+// limit. The device computes what a Continuation is asked for; choosing the token is the host's.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,32 @@
 #include "model/decoder.hpp"
 
 namespace longhalo {
+
+/// A context of its own that one query extends, on any device.
+class Continuation {
+ public:
+  virtual ~Continuation() = default;
+  /// Appends `tokens` (at least one).
+  virtual void extend(std::span<const int32_t> tokens) = 0;
+  /// After the last token: the most likely next one (the lowest of several), and all logits [V], valid until
+  /// the next call.
+  virtual int32_t most_likely() = 0;
+  virtual std::span<const float> logits() = 0;
+};
+
+/// On the CPU, over a decoder and a context that outlive it.
+class CpuContinuation : public Continuation {
+ public:
+  CpuContinuation(Decoder& decoder, Context& context) : decoder_(decoder), context_(context) {}
+  void extend(std::span<const int32_t> tokens) override { logits_ = decoder_.extend(context_, tokens); }
+  int32_t most_likely() override;
+  std::span<const float> logits() override { return logits_; }
+
+ private:
+  Decoder& decoder_;
+  Context& context_;
+  std::span<const float> logits_;
+};
 
 struct GenerateOptions {
   int64_t max_new_tokens = 128;
@@ -27,9 +53,9 @@ struct Generation {
   double seconds = 0;              // whole query
 };
 
-/// Extends `context` by `prompt` (at least one token) and the answer. `end_tokens` end an answer.
+/// Extends `continuation` by `prompt` (at least one token) and the answer. `end_tokens` end an answer.
 /// `on_token` is called after each new token.
-Generation generate(Decoder& decoder, Context& context, std::span<const int32_t> prompt,
+Generation generate(Continuation& continuation, std::span<const int32_t> prompt,
                     std::span<const int32_t> end_tokens, const GenerateOptions& options,
                     const std::function<void()>& on_token = {});
 

@@ -2,14 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
-#include "comm/halo_plan.hpp"
-#include "comm/message_parts.hpp"
-#include "core/error.hpp"
-#include "core/text.hpp"
 #include "kernels/logits/logits.hpp"
 #include "model/layer.hpp"
+#include "model/output_parts.hpp"
 
 namespace longhalo {
 namespace {
@@ -21,35 +17,6 @@ int64_t logit_rows(int64_t vocabulary) {
   return std::clamp<int64_t>((int64_t{8} << 20) / vocabulary, 1, 256);
 }
 
-// Concatenates the ranks' parts on rank 0, in rank order. Parts may be of any size.
-template <class T>
-std::vector<T> gather_parts(const MpiSession& session, const std::vector<T>& part) {
-  constexpr int kTag = 21;
-  const auto count = static_cast<int64_t>(part.size());
-  std::vector<int64_t> counts(static_cast<size_t>(session.ranks()));
-  check_mpi(MPI_Allgather(&count, 1, MPI_INT64_T, counts.data(), 1, MPI_INT64_T, session.comm()),
-            "MPI_Allgather");
-  const auto element_bytes = static_cast<int64_t>(sizeof(T));
-  if (!session.is_root()) {
-    for_each_message(reinterpret_cast<const char*>(part.data()), count * element_bytes,
-                     [&](const char* at, int bytes) {
-                       check_mpi(MPI_Send(at, bytes, MPI_BYTE, 0, kTag, session.comm()), "MPI_Send");
-                     });
-    return {};
-  }
-  std::vector<T> all = part;
-  all.resize(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
-  T* next = all.data() + count;
-  for (int peer = 1; peer < session.ranks(); ++peer) {
-    const int64_t of_peer = counts[static_cast<size_t>(peer)];
-    for_each_message(reinterpret_cast<char*>(next), of_peer * element_bytes, [&](char* at, int bytes) {
-      check_mpi(MPI_Recv(at, bytes, MPI_BYTE, peer, kTag, session.comm(), MPI_STATUS_IGNORE), "MPI_Recv");
-    });
-    next += of_peer;
-  }
-  return all;
-}
-
 }  // namespace
 
 void require_finite(const ModelConfig& config, const TokenRange& shard, const float* residual) {
@@ -58,10 +25,7 @@ void require_finite(const ModelConfig& config, const TokenRange& shard, const fl
     float squares = 0;
     for (int64_t c = 0; c < config.hidden; ++c)
       squares += row[c] * row[c];
-    if (std::isfinite(squares)) continue;
-    throw UserError(
-        "the model's hidden state is infinite or no number", text("token ", token, " of the sequence"),
-        "check that weights and config.json belong together; values beyond fp32 are not supported");
+    if (!std::isfinite(squares)) refuse_not_finite(token);
   }
 }
 
@@ -92,51 +56,27 @@ std::vector<float> score_tokens(const MpiSession& session, const Weights& weight
     }
     if (progress) progress(at + rows - shard.begin, shard.size());
   }
-  return gather_parts(session, scores);
+  return gather_scores(session, scores);
 }
 
 std::vector<float> embed_chunks(const MpiSession& session, const Weights& weights, const ShardPlan& shards,
                                 const float* residual, int64_t chunk_tokens, int64_t first_token) {
   const int64_t hidden_size = weights.config.hidden;
-  const TokenRange embedded{first_token, shards.tokens()};
-  const auto chunk_of = [&](int64_t token) { return (token - first_token) / chunk_tokens; };
-
-  // A chunk may lie on two ranks or more: each gives its partial sum, rank 0 adds them in rank order.
   const TokenRange shard = shards.shard(session.rank());
-  const TokenRange own = intersect(embedded, shard);
-  const int64_t first_chunk = own.empty() ? 0 : chunk_of(own.begin);
-  const int64_t chunks = own.empty() ? 0 : chunk_of(own.end - 1) - first_chunk + 1;
-  std::vector<double> sums(static_cast<size_t>(chunks * hidden_size), 0.0);
+  const ShardChunks chunks = shard_chunks(shards, session.rank(), chunk_tokens, first_token);
+  std::vector<double> sums(static_cast<size_t>(chunks.count * hidden_size), 0.0);
   HostBuffer<float> hidden(kNormTile * hidden_size, "hidden states of a tile");
-  for (int64_t at = own.begin; at < own.end; at += kNormTile) {
-    const int64_t rows = std::min(kNormTile, own.end - at);
+  for (int64_t at = chunks.tokens.begin; at < chunks.tokens.end; at += kNormTile) {
+    const int64_t rows = std::min(kNormTile, chunks.tokens.end - at);
     final_norm(weights, rows, residual + (at - shard.begin) * hidden_size, hidden.data());
     for (int64_t row = 0; row < rows; ++row) {
-      double* sum = sums.data() + (chunk_of(at + row) - first_chunk) * hidden_size;
+      double* sum = sums.data() + (at + row - chunks.first_chunk_begin) / chunk_tokens * hidden_size;
       const float* state = hidden.data() + row * hidden_size;
       for (int64_t c = 0; c < hidden_size; ++c)
         sum[c] += state[c];
     }
   }
-
-  const std::vector<double> parts = gather_parts(session, sums);
-  if (!session.is_root() || embedded.empty()) return {};
-  const int64_t all_chunks = chunk_of(embedded.end - 1) + 1;
-  std::vector<double> totals(static_cast<size_t>(all_chunks * hidden_size), 0.0);
-  auto part = parts.begin();
-  for (const RowTransfer& owned : rows_by_owner(shards, embedded))
-    for (int64_t chunk = chunk_of(owned.range.begin); chunk <= chunk_of(owned.range.end - 1); ++chunk)
-      for (int64_t c = 0; c < hidden_size; ++c)
-        totals[static_cast<size_t>(chunk * hidden_size + c)] += *part++;
-  std::vector<float> means(totals.size());
-  for (int64_t chunk = 0; chunk < all_chunks; ++chunk) {
-    const int64_t members = std::min(chunk_tokens, embedded.size() - chunk * chunk_tokens);
-    for (int64_t c = 0; c < hidden_size; ++c) {
-      const auto at = static_cast<size_t>(chunk * hidden_size + c);
-      means[at] = static_cast<float>(totals[at] / static_cast<double>(members));
-    }
-  }
-  return means;
+  return chunk_means(session, shards, sums, hidden_size, chunk_tokens, first_token);
 }
 
 }  // namespace longhalo

@@ -161,8 +161,9 @@ void Prefill::keep_layer(LayerContext& kept) {
   }
 }
 
-int64_t Prefill::estimate_bytes(const ModelConfig& config, const AttentionPattern& pattern,
+Prefill::Memory Prefill::memory(const ModelConfig& config, const AttentionPattern& pattern,
                                 const ShardPlan& shards, int64_t tile) {
+  constexpr int64_t kFloat = sizeof(float);
   int64_t most_tokens = 0, most_rows = 0;
   for (int rank = 0; rank < shards.ranks(); ++rank) {
     const TokenRange shard = shards.shard(rank);
@@ -170,11 +171,14 @@ int64_t Prefill::estimate_bytes(const ModelConfig& config, const AttentionPatter
     most_tokens = std::max(most_tokens, shard.size());
     most_rows = std::max(most_rows, shard.size() + halo);
   }
-  int64_t floats = most_tokens * config.hidden + 2 * most_rows * config.kv_size();
+  Memory memory;
+  memory.residual = most_tokens * config.hidden * kFloat;
+  memory.keys = 2 * most_rows * config.kv_size() * kFloat;
+  memory.workspace =
+      std::min(tile, most_tokens) * (config.hidden + 2 * config.q_size() + 3 * config.ffn) * kFloat;
   for (const int64_t stride : pattern.strides())
-    floats += 2 * (shards.tokens() / stride) * config.kv_size();
-  floats += std::min(tile, most_tokens) * (config.hidden + 2 * config.q_size() + 3 * config.ffn);
-  return floats * static_cast<int64_t>(sizeof(float));
+    memory.workspace += 2 * (shards.tokens() / stride) * config.kv_size() * kFloat;
+  return memory;
 }
 
 }  // namespace longhalo

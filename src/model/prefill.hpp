@@ -49,8 +49,13 @@ class Prefill {
   const PrefillCost& cost() const { return cost_; }
 
   /// Bytes that a prefill of these sizes allocates on the rank that owns most, weights and context apart.
-  static int64_t estimate_bytes(const ModelConfig& config, const AttentionPattern& pattern,
-                                const ShardPlan& shards, int64_t tile);
+  struct Memory {
+    int64_t residual = 0;
+    int64_t keys = 0;       // and values, of one layer with its halo
+    int64_t workspace = 0;  // temporaries of a tile, landmarks
+  };
+  static Memory memory(const ModelConfig& config, const AttentionPattern& pattern, const ShardPlan& shards,
+                       int64_t tile);
 
  private:
   void run_layer(int64_t layer, Context* context);

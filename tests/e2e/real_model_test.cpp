@@ -57,6 +57,12 @@ class RealModel : public testing::Test {
     return Prefill(ranks, *weights_, pattern, shards, kTile).run(tokens, KeepContext::kYes);
   }
 
+  static Generation generate(Decoder& decoder, Context& context, std::span<const int32_t> prompt,
+                             std::span<const int32_t> end_tokens, const GenerateOptions& options) {
+    CpuContinuation continuation(decoder, context);
+    return longhalo::generate(continuation, prompt, end_tokens, options);
+  }
+
   static std::unique_ptr<Weights> weights_;
 };
 std::unique_ptr<Weights> RealModel::weights_;

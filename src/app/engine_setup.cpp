@@ -1,0 +1,97 @@
+#include "app/engine_setup.hpp"
+
+#include "app/device_setup.hpp"
+#include "app/model_setup.hpp"
+#include "core/clock.hpp"
+#include "core/log.hpp"
+#include "core/text.hpp"
+#ifdef LONGHALO_HAVE_CUDA
+#include "model/cuda_engine.hpp"
+#include "model/device_weights.hpp"
+#endif
+
+namespace longhalo {
+namespace {
+
+void log_choice(const MpiSession& session, const std::string& words) {
+  if (session.is_root()) log_info(words);
+}
+
+#ifdef LONGHALO_HAVE_CUDA
+
+std::string why_cpu() {
+  return why_no_device();
+}
+
+std::string origin_of(const Config& config) {
+  return config.model.weights == WeightsSource::kRandom ? "model.shape" : config.model.path + "/config.json";
+}
+
+// Nothing where run.device: auto had better take the CPU.
+std::unique_ptr<Engine> cuda_engine(const MpiSession& session, const Config& config, const ModelConfig& shape,
+                                    const AttentionPattern& pattern) {
+  const Precision precision =
+      run_precision(config, RunDevice::kCuda) == PrecisionSetting::kFp8 ? Precision::kFp8 : Precision::kBf16;
+  if (const auto objection = device_shape_objection(shape, precision, origin_of(config))) {
+    const bool has_choice =
+        config.run.device == DeviceSetting::kAuto && config.run.precision == PrecisionSetting::kAuto;
+    if (!has_choice) session.together([&] { throw UserError(*objection); });
+    log_choice(session,
+               text("run.device auto is the CPU here, although there are GPUs: ", objection->what()));
+    return nullptr;
+  }
+  std::unique_ptr<Engine> engine = make_cuda_engine(session, open_gpu(session, config),
+                                                    transport_choice(config), shape, pattern, precision);
+  log_choice(session,
+             text("computing on ", engine->device(), " in ", name_of(precision),
+                  config.run.device == DeviceSetting::kAuto ? ", which every rank has (run.device auto)" : "",
+                  "; halos by ", engine->transport()));
+  return engine;
+}
+
+#else
+
+std::string why_cpu() {
+  return "this build of longhalo has no CUDA";
+}
+
+std::unique_ptr<Engine> cuda_engine(const MpiSession&, const Config&, const ModelConfig&,
+                                    const AttentionPattern&) {
+  return nullptr;
+}
+
+#endif
+
+}  // namespace
+
+std::unique_ptr<Engine> make_engine(const MpiSession& session, const Config& config, const ModelConfig& shape,
+                                    const AttentionPattern& pattern) {
+  if (run_device(session, config) == RunDevice::kCuda) {
+    if (std::unique_ptr<Engine> engine = cuda_engine(session, config, shape, pattern)) return engine;
+  } else if (config.run.device == DeviceSetting::kAuto) {
+    log_choice(session, text("computing on the CPU in fp32 (run.device auto): ", why_cpu()));
+  }
+  session.together([&] { run_precision(config, RunDevice::kCpu); });
+  return make_cpu_engine(session, shape, pattern);
+}
+
+void load_weights(const MpiSession& session, const Config& config, Engine& engine) {
+  const Stopwatch watch;
+  const ModelConfig& shape = engine.config();
+  WeightsRequest request;
+  request.landmarks = {static_cast<int64_t>(engine.pattern().strides().size()),
+                       config.attention.landmark_bias};
+  request.seed = static_cast<uint64_t>(config.model.seed);
+  if (config.model.weights == WeightsSource::kCheckpoint) request.checkpoint = config.model.path;
+  session.together([&] {
+    if (!request.checkpoint) return engine.load_weights(request);
+    Progress progress("loading weights", shape.layers, ProgressUnit::kItems,
+                      progress_options(session, config));
+    engine.load_weights(request, [&](int64_t done, int64_t) { progress.set(done); });
+  });
+  if (session.is_root())
+    log_info(text("model: ", shape.parameters() / 1'000'000, "M parameters, ", shape.layers, " layers in ",
+                  name_of(engine.precision()), " on every rank, ready in ", watch.seconds(), " s"));
+}
+
+}  // namespace longhalo

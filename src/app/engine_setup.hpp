@@ -1,0 +1,22 @@
+// From the config to the engine that computes this job: on which device, in which precision, with which
+// weights. Past this, nothing in the job knows.
+#pragma once
+
+#include <memory>
+
+#include "comm/mpi_session.hpp"
+#include "config/config.hpp"
+#include "model/engine.hpp"
+
+namespace longhalo {
+
+/// An engine without weights, on the device that run.device names: auto is CUDA where this build has it,
+/// every rank sees a GPU and the GPU's kernels take the model, else the CPU; the log says which and why.
+/// Throws UserError, on all ranks, for what cannot be had. Collective.
+std::unique_ptr<Engine> make_engine(const MpiSession& session, const Config& config, const ModelConfig& shape,
+                                    const AttentionPattern& pattern);
+
+/// Loads or makes the weights; rank 0 shows progress. Collective: a fault of one rank is thrown on all.
+void load_weights(const MpiSession& session, const Config& config, Engine& engine);
+
+}  // namespace longhalo

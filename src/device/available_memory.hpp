@@ -1,0 +1,12 @@
+// Host memory that is left: what the machine has, within what the job's control groups allow.
+#pragma once
+
+#include <cstdint>
+
+namespace longhalo {
+
+/// Bytes that can still be allocated on this host, by all its processes together; where nothing says, no
+/// limit is known and the largest number is returned.
+int64_t available_host_bytes();
+
+}  // namespace longhalo
