@@ -89,7 +89,7 @@ class Setup {
     for (BandKeys<BFloat16>& keys : one.bands) {
       one.rows.push_back(random(keys.count * 2 * row, "keys and values"));
       keys.k = one.rows.back().data();
-      keys.v = keys.k + row;
+      if (keys.count > 0) keys.v = keys.k + row;
       keys.row_stride = 2 * row;
     }
     arrays_.push_back(std::move(one));
