@@ -6,9 +6,6 @@
 namespace longhalo {
 namespace {
 
-constexpr int64_t kCpuTokenTile = 1024;    // larger ones gain little (docs/performance.md)
-constexpr int64_t kCudaTokenTile = 16384;  // fills the GPU in every kernel of a layer
-
 #ifdef LONGHALO_HAVE_CUDA
 bool has_gpu() {
   return visible_devices() > 0;
@@ -55,11 +52,6 @@ PrecisionSetting run_precision(const Config& config, RunDevice device) {
                     "run on hosts with GPUs, or remove run.precision");
   throw UserError("the GPU computes in bf16 or fp8", "run.precision fp32",
                   "set run.device: cpu, or remove run.precision");
-}
-
-int64_t token_tile(const Config& config, RunDevice device) {
-  if (config.run.token_tile > 0) return config.run.token_tile;
-  return device == RunDevice::kCpu ? kCpuTokenTile : kCudaTokenTile;
 }
 
 TransportChoice transport_choice(const Config& config) {

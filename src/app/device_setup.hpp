@@ -26,9 +26,6 @@ RunDevice run_device(const MpiSession& session, const Config& config);
 /// compute in what is asked for; the same on every rank.
 PrecisionSetting run_precision(const Config& config, RunDevice device);
 
-/// run.token_tile, with 0 answered.
-int64_t token_tile(const Config& config, RunDevice device);
-
 TransportChoice transport_choice(const Config& config);
 
 #ifdef LONGHALO_HAVE_CUDA
