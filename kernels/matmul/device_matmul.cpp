@@ -152,9 +152,11 @@ struct DeviceMatmul::Plans {
     check(m >= 0 && out > 0 && in > 0, "a matrix product has positive dimensions");
     if (m == 0) return;
     const Shape shape{kind, accumulate, m, out, in, common_alignment(operands)};
-    Plan& plan = cache[shape];
-    const bool measure = !plan.settled && can_measure();
-    if (plan.description == nullptr || measure) make(shape, operands, measure, plan);
+    auto known = cache.find(shape);
+    const bool measure = (known == cache.end() || !known->second.settled) && can_measure();
+    if (known == cache.end() || measure)
+      known = cache.insert_or_assign(shape, make(shape, operands, measure)).first;
+    const Plan& plan = known->second;
     check_cublas(multiply(shape, plan, plan.algorithm, operands, operands.c), shape.describe());
   }
 
@@ -171,7 +173,8 @@ struct DeviceMatmul::Plans {
                           workspace.data(), static_cast<size_t>(workspace.bytes()), stream);
   }
 
-  void make(const Shape& shape, const Operands& operands, bool measure, Plan& plan) {
+  Plan make(const Shape& shape, const Operands& operands, bool measure) {
+    Plan plan;
     const cudaDataType_t in_type = shape.kind == Kind::kFp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
     const cudaDataType_t out_type = shape.kind == Kind::kBf16ToFp32 ? CUDA_R_32F : CUDA_R_16BF;
     cublasLtMatmulDesc_t made = nullptr;
@@ -194,6 +197,7 @@ struct DeviceMatmul::Plans {
     std::vector<cublasLtMatmulAlgo_t> candidates = ask(shape, plan);
     plan.algorithm = measure ? fastest(shape, plan, candidates, operands) : candidates.front();
     plan.settled = measure || tuning == MatmulTuning::kHeuristic;
+    return plan;
   }
 
   std::vector<cublasLtMatmulAlgo_t> ask(const Shape& shape, const Plan& plan) const {
@@ -234,8 +238,13 @@ struct DeviceMatmul::Plans {
     if (candidates.size() == 1) return candidates.front();
     const NvtxRange range("choosing a matrix product");
     DeviceBuffer<BFloat16> scratch;  // kAdd has bf16 results only
-    if (shape.accumulate == Accumulate::kAdd)
-      scratch = DeviceBuffer<BFloat16>(shape.m * shape.out, "choosing a matrix product", stream);
+    if (shape.accumulate == Accumulate::kAdd) {
+      try {
+        scratch = DeviceBuffer<BFloat16>(shape.m * shape.out, "choosing a matrix product", stream);
+      } catch (const UserError&) {
+        return candidates.front();  // a job that fits without the scratch is not to fail for it
+      }
+    }
     void* const to = scratch.empty() ? operands.c : scratch.data();
     Event begin(Timing::kOn), end(Timing::kOn);
     std::vector<double> least(candidates.size(), std::numeric_limits<double>::infinity());

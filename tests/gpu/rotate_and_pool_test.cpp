@@ -46,6 +46,7 @@ const std::vector<Case> kPrefills{
     {700, 0, 33, 128, {64}, Query::kMean},  // more heads than a block takes
     {333, 0, 17, 128, {64}, Query::kLearned},
     {300, 0, 2, 64, {100'000}, Query::kMean},  // nothing completes
+    {24'700, 0, 1, 16, {3}, Query::kLearned},  // more pieces than the workspace holds at once
     {3, 12, 2, 64, {}, Query::kMean},          // no band: rotation alone
 };
 
