@@ -157,7 +157,8 @@ struct DeviceMatmul::Plans {
     if (known == cache.end() || measure)
       known = cache.insert_or_assign(shape, make(shape, operands, measure)).first;
     const Plan& plan = known->second;
-    check_cublas(multiply(shape, plan, plan.algorithm, operands, operands.c), shape.describe());
+    const cublasStatus_t status = multiply(shape, plan, plan.algorithm, operands, operands.c);
+    if (status != CUBLAS_STATUS_SUCCESS) check_cublas(status, shape.describe());
   }
 
   // `to` is where the result goes: operands.c, or scratch while candidates are measured.
