@@ -14,13 +14,21 @@
 
 namespace longhalo {
 
+/// Who this rank exchanges with in a turn; -1 is nobody.
+struct HaloTurn {
+  int to = -1, from = -1;
+};
+/// Even turns go right, odd ones left.
+HaloTurn halo_turn(const MpiSession& session, int64_t turn);
+
 /// One transport at work.
 struct HaloWay {
   std::string transport;
-  /// Exchanges `bytes` with the neighbours `turns` times and waits for the end.
+  /// Exchanges `bytes` with the neighbours in turns 0 .. turns - 1 and waits for the end. What came from the
+  /// left lies apart from what came from the right.
   std::function<void(int64_t bytes, int64_t turns)> exchange;
   std::function<void()> poison;              // the memory that receives
-  std::function<bool(int64_t bytes)> right;  // has what the left neighbour sent arrived?
+  std::function<bool(int64_t bytes)> right;  // has what both neighbours sent arrived?
 };
 
 /// Bytes of the longest message.

@@ -1,6 +1,6 @@
 // `longhalo bench halo` between GPUs: each transport that works here, or the one that run.transport names.
 #include <algorithm>
-#include <cstring>
+#include <map>
 
 #include "app/bench.hpp"
 #include "app/bench_halo.hpp"
@@ -13,49 +13,62 @@
 namespace longhalo {
 namespace {
 
-// Device memory of one rank: what it sends, and where the left neighbour's message arrives.
+// Device memory of one rank: what it sends, and where its neighbours' messages arrive.
 class Neighbours {
  public:
   Neighbours(const MpiSession& session, Device& device, int64_t most)
-      : rank_(session.rank()),
-        has_left_(rank_ > 0),
-        has_right_(rank_ + 1 < session.ranks()),
+      : session_(session),
         stream_(device.communication()),
-        sent_(to_device<uint8_t>(halo_pattern(rank_, most), "the sent message", stream_)),
-        received_(most, "the received message", stream_),
-        wanted_(halo_pattern(rank_ - 1, most)) {}
+        sent_(to_device<uint8_t>(halo_pattern(session.rank(), most), "the sent message", stream_)) {
+    for (const int64_t turn : {0, 1})
+      if (const int from = halo_turn(session, turn).from; from >= 0)
+        sides_[from] = {DeviceBuffer<uint8_t>(most, "the received message", stream_),
+                        halo_pattern(from, most)};
+  }
 
   HaloWay way(Transport& transport) {
     return {std::string(transport.name()),
-            [this, &transport](int64_t bytes, int64_t turns) {
-              std::vector<DeviceMessage> sends, receives;
-              if (has_right_) sends.push_back({rank_ + 1, sent_.data(), bytes});
-              if (has_left_) receives.push_back({rank_ - 1, received_.data(), bytes});
-              for (int64_t turn = 0; turn < turns; ++turn)
-                transport.exchange(sends, receives, stream_);
-              check_cuda(cudaStreamSynchronize(stream_), "waiting for messages");
-              transport.check_health();
-            },
+            [this, &transport](int64_t bytes, int64_t turns) { exchange(transport, bytes, turns); },
             [this] {
-              check_cuda(
-                  cudaMemsetAsync(received_.data(), 0xff, static_cast<size_t>(received_.bytes()), stream_),
-                  "poisoning");
+              for (auto& [from, side] : sides_)
+                check_cuda(cudaMemsetAsync(side.received.data(), 0xff,
+                                           static_cast<size_t>(side.received.bytes()), stream_),
+                           "poisoning");
             },
-            [this](int64_t bytes) { return !has_left_ || arrived(bytes); }};
+            [this](int64_t bytes) {
+              return std::all_of(sides_.begin(), sides_.end(),
+                                 [&](const auto& one) { return arrived(one.second, bytes); });
+            }};
   }
 
  private:
-  bool arrived(int64_t bytes) const {
-    std::vector<uint8_t> found(static_cast<size_t>(bytes));
-    to_host<uint8_t>(found, received_.data(), stream_);
-    return std::equal(found.begin(), found.end(), wanted_.begin());
+  struct Side {
+    DeviceBuffer<uint8_t> received;
+    std::vector<uint8_t> wanted;
+  };
+
+  void exchange(Transport& transport, int64_t bytes, int64_t turns) {
+    for (int64_t turn = 0; turn < turns; ++turn) {
+      const HaloTurn peers = halo_turn(session_, turn);
+      std::vector<DeviceMessage> sends, receives;
+      if (peers.to >= 0) sends.push_back({peers.to, sent_.data(), bytes});
+      if (peers.from >= 0) receives.push_back({peers.from, sides_[peers.from].received.data(), bytes});
+      transport.exchange(sends, receives, stream_);
+    }
+    check_cuda(cudaStreamSynchronize(stream_), "waiting for messages");
+    transport.check_health();
   }
 
-  int rank_;
-  bool has_left_, has_right_;
+  bool arrived(const Side& side, int64_t bytes) const {
+    std::vector<uint8_t> found(static_cast<size_t>(bytes));
+    to_host<uint8_t>(found, side.received.data(), stream_);
+    return std::equal(found.begin(), found.end(), side.wanted.begin());
+  }
+
+  const MpiSession& session_;
   cudaStream_t stream_;
-  DeviceBuffer<uint8_t> sent_, received_;
-  std::vector<uint8_t> wanted_;
+  DeviceBuffer<uint8_t> sent_;
+  std::map<int, Side> sides_;  // by neighbour
 };
 
 // The first line of a refusal.
@@ -95,7 +108,8 @@ void run_bench_halo_cuda(const MpiSession& session, const Config& config) {
       }
     }
   }
-  report.add_table("messages", table, "one to the right neighbour and one from the left, all ranks at once");
+  report.add_table("messages", table,
+                   "to a neighbour and from the other, all ranks at once, right and left in turn");
   report.publish(session, config.bench.json);
   session.together([&] { check(right, "the messages that were timed arrived as they were sent"); });
 }
