@@ -78,7 +78,9 @@ struct Edge {
   int base;
   int until_next;
   __device__ int at(int row, int stride) const {
-    return row < until_next ? base : base + 1 + (row - until_next) / stride;
+    if (stride == 1) return base + row;
+    if (row < until_next) return base;
+    return base + 1 + (stride < row ? (row - until_next) / stride : 0);
   }
 };
 
@@ -164,8 +166,8 @@ __device__ BandSpan span_of(const Parameters& p, int band, int query, int rows) 
   span.hi = edge_of(position - (b.band.near > s - 1 ? b.band.near : s - 1), s, 1 - b.first_key);
   // A finite reach; beyond the first token the edge lies before row 0 and is clamped.
   const bool unlimited = b.band.far > position + rows;
-  span.lo =
-      unlimited ? Edge{0, static_cast<int>(kRowLimit)} : edge_of(position - b.band.far + 1, s, -b.first_key);
+  span.lo = unlimited ? Edge{static_cast<int>(-kRowLimit), static_cast<int>(kRowLimit)}
+                      : edge_of(position - b.band.far + 1, s, -b.first_key);
   span.begin = row_begin(p, span, s, b.first_key, query, 0);
   const int end = row_end(span, rows - 1);
   span.tiles = end > span.begin ? (end - span.begin + kKeyTile - 1) / kKeyTile : 0;
@@ -539,7 +541,7 @@ struct Consumer {
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
       const int query = first_query + row() + 8 * half;
       if (query >= p.queries) continue;
-      const float factor = sum > 0 ? 1 / sum : 0;
+      const float factor = sum > 0 ? __fdividef(1.0F, sum) : 0;
       __nv_bfloat16* out = p.out + (static_cast<int64_t>(query) * p.heads + head) * kDim + 2 * (lane % 4);
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i)
@@ -565,6 +567,7 @@ struct Consumer {
 
   // In this warpgroup's turn, starts S = Q K^T of a tile and O += P V of the tile before it, and waits for S.
   __device__ void start_products(float (&s)[64], bool first_of_item) {
+    hopper::mbarrier_wait(&shared.v_full[v.stage], v.phase);
     hopper::mbarrier_wait(&shared.k_full[k.stage], k.phase);
     wait_for_turn();
     hopper::wgmma_own(s);
@@ -572,7 +575,6 @@ struct Consumer {
     hopper::wgmma_fence();
     multiply_keys(s);
     hopper::wgmma_commit();
-    hopper::mbarrier_wait(&shared.v_full[v.stage], v.phase);
     multiply_values(first_of_item);
     hopper::wgmma_commit();
     end_turn();

@@ -46,7 +46,7 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   cudaStream_t get() const { return stream_; }
-  operator cudaStream_t() const { return stream_; }
+  operator cudaStream_t() const { return stream_; }  // NOLINT(google-explicit-constructor): it stands for one
   /// Makes the host wait for all work queued so far.
   void synchronize() const;
 
