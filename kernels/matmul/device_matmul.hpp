@@ -31,8 +31,8 @@ class DeviceMatmul {
   DeviceMatmul(const DeviceMatmul&) = delete;
   DeviceMatmul& operator=(const DeviceMatmul&) = delete;
 
-  /// a [m, in], w [out, in], c [m, out], dense; kAdd adds to c. 16-byte aligned; in and out multiples of 8. c
-  /// must not overlap a or w.
+  /// a [m, in], w [out, in], c [m, out], dense; kAdd adds to c (the library may round the product to bf16
+  /// first). 16-byte aligned; in and out multiples of 8. c must not overlap a or w.
   void run(int64_t m, int64_t out, int64_t in, const BFloat16* a, const BFloat16* w, BFloat16* c,
            Accumulate accumulate = Accumulate::kOverwrite);
   /// The same with an fp32 result (logits); out may be odd.

@@ -28,6 +28,7 @@ double sum_error(const Product& p, double unit, double magnitude) {
 struct Reference {
   std::vector<double> c;          // [m, out]
   std::vector<double> magnitude;  // [m, out] sqrt(sum (a w)^2), and |c| before
+  std::vector<double> rounding;   // [m, out] of the product alone, which the library rounds before it adds c
 };
 
 Reference reference(const Product& p, const std::vector<double>& a, const std::vector<double>& w,
@@ -43,6 +44,9 @@ Reference reference(const Product& p, const std::vector<double>& a, const std::v
     w2.push_back(x * x);
   right.magnitude.resize(right.c.size());
   matmul_reference(p.m, p.out, p.in, a2.data(), w2.data(), right.magnitude.data());
+  right.rounding.resize(right.c.size());
+  for (size_t at = 0; before != nullptr && at < right.c.size(); ++at)
+    right.rounding[at] = kBf16Unit * std::abs(right.c[at] - (*before)[at]);
   for (size_t at = 0; at < right.c.size(); ++at)
     right.magnitude[at] = std::sqrt(right.magnitude[at]) + (before != nullptr ? std::abs((*before)[at]) : 0);
   return right;
@@ -72,8 +76,9 @@ TEST_F(DeviceMatmulTest, Bf16OverwritesAndAdds) {
         return dc.values();
       };
       const auto first = run();  // measures candidates on its way
-      expect_near(first, right.c, kBf16Unit,
-                  [&](size_t at) { return sum_error(p, kTensorCoreUnit, right.magnitude[at]); });
+      expect_near(first, right.c, kBf16Unit, [&](size_t at) {
+        return right.rounding[at] + sum_error(p, kTensorCoreUnit, right.magnitude[at]);
+      });
       expect_same_bits(run(), first);
       expect_same_bits(run(), first);
     }
@@ -133,7 +138,9 @@ TEST_F(DeviceMatmulTest, InsideACapturedGraph) {
   expect_same_bits(dc.values(), before);  // nothing ran yet
   check_cuda(cudaGraphLaunch(executable, stream()), "cudaGraphLaunch");
   const Reference right = reference(p, doubles(a), doubles(w), &before_wide);
-  const auto once = [&](size_t at) { return sum_error(p, kTensorCoreUnit, right.magnitude[at]); };
+  const auto once = [&](size_t at) {
+    return right.rounding[at] + sum_error(p, kTensorCoreUnit, right.magnitude[at]);
+  };
   expect_near(dc.values(), right.c, kBf16Unit, once);
   dc.put(before);
   matmul.run(p.m, p.out, p.in, da.data(), dw.data(), dc.data(), Accumulate::kAdd);  // now it may measure
@@ -212,7 +219,7 @@ TEST_F(DeviceMatmulTest, Fp8WithAScaleARow) {
       const auto first = run();
       // Fast accumulation cuts every product to 13 bits below the running sum's first.
       expect_near(first, right.c, kBf16Unit,
-                  [&](size_t at) { return sum_error(p, 0x1p-13, right.magnitude[at]); });
+                  [&](size_t at) { return right.rounding[at] + sum_error(p, 0x1p-13, right.magnitude[at]); });
       expect_same_bits(run(), first);
     }
   }
