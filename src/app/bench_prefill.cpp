@@ -34,33 +34,60 @@ int64_t checked_tokens(const AttentionPattern& pattern, int64_t tokens) {
   return std::min(tokens, enough);
 }
 
-// Reads the beginning of the document over all ranks and, on its own, by each rank's decoder: the same
-// logits?
-double error_against_decoder(const MpiSession& session, Engine& engine, std::span<const int32_t> document,
-                             int64_t tile) {
+// What all ranks together make of the beginning of the document, against what one decoder makes of it alone.
+struct Difference {
+  double logits = 0;  // relative, after the beginning
+  double scores = 0;  // nats, largest of a few tokens spread over the beginning
+};
+
+double log_probability(std::span<const float> logits, int32_t token) {
+  const double top = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits)
+    sum += std::exp(logit - top);
+  return logits[static_cast<size_t>(token)] - top - std::log(sum);
+}
+
+double relative_difference(std::span<const float> a, std::span<const float> b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    norm += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return std::sqrt(difference / norm);
+}
+
+Difference difference_from_decoder(const MpiSession& session, Engine& engine,
+                                   std::span<const int32_t> document, int64_t tile) {
+  constexpr int64_t kPortions = 16;
   const int64_t tokens = checked_tokens(engine.pattern(), static_cast<int64_t>(document.size()));
   const std::span<const int32_t> beginning = document.first(static_cast<size_t>(tokens));
   const ShardPlan shards = plan_shards(engine.config(), engine.pattern(), tokens, session.ranks());
   std::unique_ptr<Reading> reading = engine.read(shards, tile);
   reading->prefill(beginning, KeepContext::kYes);
   const std::unique_ptr<DocumentContext> context = reading->take_context();
+  const std::vector<float> scores = reading->scores(beginning);  // on rank 0
   reading.reset();
+
   const std::span<const int32_t> next = document.first(1);
-  const auto logits_of = [&](const DocumentContext& start, std::span<const int32_t> before) {
-    const std::unique_ptr<Continuation> continuation = engine.continue_from(start);
-    if (!before.empty()) continuation->extend(before);
-    continuation->extend(next);
-    const std::span<const float> logits = continuation->logits();
-    return std::vector<float>(logits.begin(), logits.end());
-  };
-  const std::vector<float> a = logits_of(*context, {});
-  const std::vector<float> b = logits_of(*engine.empty_context(), beginning);
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
-    norm += std::pow(static_cast<double>(b[i]), 2);
+  const std::unique_ptr<Continuation> together = engine.continue_from(*context);
+  together->extend(next);
+  const std::vector<float> after_all(together->logits().begin(), together->logits().end());
+
+  const std::unique_ptr<DocumentContext> nothing = engine.empty_context();
+  const std::unique_ptr<Continuation> alone = engine.continue_from(*nothing);
+  Difference worst;
+  for (int64_t portion = 0; portion < kPortions; ++portion) {
+    const int64_t begin = tokens * portion / kPortions, end = tokens * (portion + 1) / kPortions;
+    if (begin == end) continue;
+    alone->extend(beginning.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
+    if (end == tokens || !session.is_root()) continue;
+    const double expected = log_probability(alone->logits(), beginning[static_cast<size_t>(end)]);
+    worst.scores = std::max(worst.scores, std::abs(scores[static_cast<size_t>(end)] - expected));
   }
-  return spread_over_ranks(session, std::sqrt(difference / norm)).max;
+  alone->extend(next);
+  worst.logits = relative_difference(after_all, alone->logits());
+  return {spread_over_ranks(session, worst.logits).max, spread_over_ranks(session, worst.scores).max};
 }
 
 // Timed prefills of one document, with the rates of this machine before and after.
@@ -71,13 +98,12 @@ struct Measured {
   MatmulRates rates;            // of all ranks together
   DeviceMemoryUse device;
   int64_t resident_bytes = 0;
-  double error = 0;
+  Difference difference;
   double median() const { return seconds[seconds.size() / 2]; }
 };
 
 Measured measure(const MpiSession& session, const Config& config, Engine& engine) {
   const int64_t tokens = config.bench.tokens;
-  const std::vector<int32_t> document = random_document(tokens, engine.config().vocabulary);
   const ShardPlan shards = plan_shards(engine.config(), engine.pattern(), tokens, session.ranks());
 
   Measured measured;
@@ -86,6 +112,7 @@ Measured measure(const MpiSession& session, const Config& config, Engine& engine
   session.together([&] { measured.plan.require_memory(); });
   if (session.is_root()) log_info(measured.plan.describe());
 
+  const std::vector<int32_t> document = random_document(tokens, engine.config().vocabulary);
   for (int64_t repeat = 0; repeat < config.bench.repeats; ++repeat) {
     const std::unique_ptr<Reading> reading = engine.read(shards, measured.plan.tile);
     Progress progress("prefill", tokens, ProgressUnit::kTokens, progress_options(session, config));
@@ -103,7 +130,7 @@ Measured measure(const MpiSession& session, const Config& config, Engine& engine
   measured.resident_bytes = process_memory().peak_resident;
   const MatmulRates after = measured_matmul_rates(session, engine);
   measured.rates = {(before.products + after.products) / 2, (before.attention + after.attention) / 2};
-  measured.error = error_against_decoder(session, engine, document, measured.plan.tile);
+  measured.difference = difference_from_decoder(session, engine, document, measured.plan.tile);
   return measured;
 }
 
@@ -232,9 +259,11 @@ void run(const MpiSession& session, const Config& config, const std::string& nam
   report_phases(report, session, shape, measured, flops);
   report_communication(report, session, measured);
   report_memory(report, session, measured);
-  report.add("relative_error", measured.error, "",
+  report.add("relative_error", measured.difference.logits, "",
              text("logits after ", checked_tokens(pattern, config.bench.tokens),
                   " tokens: all ranks together against one alone"));
+  report.add("score_error", measured.difference.scores, "nats",
+             "log-probabilities of a few tokens on the way there");
   report.publish(session, config.bench.json);
 }
 

@@ -209,10 +209,10 @@ std::unique_ptr<Engine> make_cuda_engine(const MpiSession& session, std::unique_
                                          const AttentionPattern& pattern, Precision precision) {
   session.together([&] {
     const DeviceInfo& info = device->info();
-    if (precision == Precision::kFp8 && info.major * 10 + info.minor < 89)
+    if (precision == Precision::kFp8 && info.major < 9)
       throw UserError(text(info.name, " has compute capability ", info.major, ".", info.minor,
-                           ", and fp8 products need 8.9"),
-                      "run.precision: fp8", "use a Hopper or Ada GPU, or run.precision: bf16");
+                           ", and fp8 products with a scale a token need 9.0"),
+                      "run.precision: fp8", "use a Hopper GPU or a later one, or run.precision: bf16");
   });
   return std::make_unique<CudaEngine>(session, std::move(device), transport, config, pattern, precision);
 }

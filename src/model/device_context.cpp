@@ -107,6 +107,7 @@ int64_t DeviceContext::bytes() const {
 
 BandKeys<BFloat16> rows_as_band(const Band& band, const BFloat16* rows, int64_t row_elements, int64_t first,
                                 int64_t count) {
+  if (count == 0) return {band, nullptr, nullptr, first, 0, row_elements};
   return {band, rows, rows + row_elements / 2, first, count, row_elements};
 }
 

@@ -228,7 +228,8 @@ DevicePrefill::Memory DevicePrefill::memory(const ModelConfig& config, Precision
     memory.landmarks += row_bytes(shards.tokens() / stride * 2 * config.kv_size());
   memory.workspace = DeviceLayer::bytes(config, precision, std::clamp<int64_t>(most_tokens, 1, tile)) +
                      pool_workspace_bytes(config, strides, most_tokens) +
-                     most_tokens * static_cast<int64_t>(sizeof(int32_t));
+                     most_tokens * static_cast<int64_t>(sizeof(int32_t)) +
+                     row_bytes(std::min(tile, most_tokens) * config.hidden);  // choosing matrix products
   return memory;
 }
 

@@ -204,16 +204,14 @@ std::optional<UserError> device_shape_objection(const ModelConfig& c, Precision 
   const int64_t multiple = precision == Precision::kFp8 ? 16 : 8;
   struct Size {
     const char* key;
-    int64_t value, multiple;
+    int64_t value;
   };
-  for (const Size& size : {Size{"hidden_size", c.hidden, multiple},
-                           {"intermediate_size", c.ffn, multiple},
-                           {"vocab_size", c.vocabulary, 8}})
-    if (size.value % size.multiple != 0)
-      return UserError(
-          text("\"", size.key, "\" is ", size.value, ", which the GPU's products in ", name_of(precision),
-               " do not take"),
-          origin, text("it must be a multiple of ", size.multiple, "; set run.device: cpu for this model"));
+  for (const Size& size : {Size{"hidden_size", c.hidden}, {"intermediate_size", c.ffn}})
+    if (size.value % multiple != 0)
+      return UserError(text("\"", size.key, "\" is ", size.value, ", which the GPU's products in ",
+                            name_of(precision), " do not take"),
+                       origin,
+                       text("it must be a multiple of ", multiple, "; set run.device: cpu for this model"));
   return std::nullopt;
 }
 

@@ -108,13 +108,15 @@ def _tokenizer():
     return tokenizer
 
 
-def write_model(directory, dtype="BF16", eos=None):
-    """A whole, sound model directory. Without `eos` answers always have their full length."""
+def write_model(directory, dtype="BF16", eos=None, shape=None):
+    """A whole, sound model directory. Without `eos` answers always have their full length; `shape` changes CONFIG."""
     directory = Path(directory)
     directory.mkdir(parents=True)
-    config = dict(CONFIG) if eos is None else {**CONFIG, "eos_token_id": eos}
+    config = {**CONFIG, **(shape or {})}
+    if eos is not None:
+        config["eos_token_id"] = eos
     (directory / "config.json").write_text(json.dumps(config, indent=1))
-    write_safetensors(directory / "model.safetensors", tensors(dtype))
+    write_safetensors(directory / "model.safetensors", tensors(dtype, config=shape))
     _tokenizer().save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return directory

@@ -134,6 +134,10 @@ Weights small_model(int64_t layers, int64_t heads, int64_t kv_heads, int64_t str
   config.kv_heads = kv_heads;
   config.head_dim = 16;
   config.vocabulary = 97;
+  return small_model(config, strided_bands, seed);
+}
+
+Weights small_model(const ModelConfig& config, int64_t strided_bands, uint64_t seed) {
   Weights weights = random_weights(config, {strided_bands, {}}, seed);
   std::mt19937_64 generator(seed + 1);
   std::normal_distribution<float> normal;

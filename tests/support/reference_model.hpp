@@ -17,6 +17,7 @@ std::vector<double> reference_hidden(const Weights& weights, const AttentionPatt
 
 /// A small random model whose landmark queries, biases and norms are random too.
 Weights small_model(int64_t layers, int64_t heads, int64_t kv_heads, int64_t strided_bands, uint64_t seed);
+Weights small_model(const ModelConfig& config, int64_t strided_bands, uint64_t seed);
 
 std::vector<int32_t> random_tokens(int64_t count, int64_t vocabulary, uint64_t seed);
 

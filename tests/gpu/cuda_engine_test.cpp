@@ -1,0 +1,155 @@
+// The engine as a job drives it: random weights, a plan that holds, a document, its answers.
+#include <numeric>
+
+#include "device_model_fixture.hpp"
+#include "model/cuda_engine.hpp"
+#include "model/prefill.hpp"
+
+namespace longhalo::testing {
+namespace {
+
+using test::random_tokens;
+using test::session;
+
+class CudaEngineTest : public RankTest {
+ protected:
+  static ModelConfig shape() {
+    ModelConfig config = device_test_shape(64);
+    config.vocabulary = 512;
+    config.tied_embeddings = true;
+    return config;
+  }
+  static std::unique_ptr<Engine> made(const ModelConfig& config, Precision precision = Precision::kBf16) {
+    return make_cuda_engine(session(), std::make_unique<Device>(device().info().index),
+                            TransportChoice::kAuto, config, pattern(), precision);
+  }
+  static std::unique_ptr<Engine> loaded(const ModelConfig& config) {
+    std::unique_ptr<Engine> engine = made(config);
+    engine->load_weights({std::nullopt, 3, {1, {}}});
+    return engine;
+  }
+  static AttentionPattern pattern() { return AttentionPattern::window_and_landmarks(256, 32); }
+};
+
+int64_t bytes_of(const std::vector<MemoryItem>& items) {
+  return std::accumulate(items.begin(), items.end(), int64_t{0},
+                         [](int64_t sum, const MemoryItem& item) { return sum + item.bytes; });
+}
+
+TEST_F(CudaEngineTest, ThePlanCoversWhatADocumentTakes) {
+  const ModelConfig config = shape();
+  const std::unique_ptr<Engine> engine = loaded(config);
+  const std::vector<int32_t> document = random_tokens(50'000, config.vocabulary, 1);
+  const ShardPlan shards = plan_shards(config, pattern(), 50'000, session().ranks());
+  constexpr int64_t kTile = 2048;
+  for (const KeepContext keep : {KeepContext::kNo, KeepContext::kYes}) {
+    const Wanted wanted{keep, true, 256};
+    const std::vector<MemoryItem> items = engine->memory(shards, kTile, wanted);
+    const int64_t planned = bytes_of(items) - items.front().bytes;
+    EXPECT_EQ(items.front().name, "weights");
+    const int64_t before = memory_pool().use().used_bytes;
+    const std::unique_ptr<Reading> reading = engine->read(shards, kTile);
+    reading->prefill(document, keep);
+    reading->require_finite();
+    reading->scores(document);
+    reading->embeddings(256, 0);
+    const int64_t used = engine->device_memory().arrays_bytes - before;
+    EXPECT_LE(used, planned + (int64_t{1} << 20));  // small arrays, and the pool's rounding
+    if (session().ranks() == 1) {
+      EXPECT_GE(used, planned / 2);  // and it does not ask for what is never used
+    }
+  }
+}
+
+TEST_F(CudaEngineTest, AnswersFollowTheMostLikelyTokens) {
+  const ModelConfig config = shape();
+  const std::unique_ptr<Engine> engine = loaded(config);
+  const std::vector<int32_t> document = random_tokens(1500, config.vocabulary, 2);
+  const ShardPlan shards = plan_shards(config, pattern(), 1500, session().ranks());
+  std::unique_ptr<DocumentContext> context;
+  {
+    const std::unique_ptr<Reading> reading = engine->read(shards, 1024);
+    reading->prefill(document, KeepContext::kYes);
+    context = reading->take_context();
+  }
+  ASSERT_NE(context, nullptr);
+  EXPECT_GT(context->bytes(), 0);
+
+  const std::vector<int32_t> prompt = random_tokens(30, config.vocabulary, 3);
+  GenerateOptions options;
+  options.max_new_tokens = 120;
+  const Generation answer = generate(*engine->continue_from(*context), prompt, {}, options);
+  ASSERT_EQ(answer.tokens.size(), 120U);
+  EXPECT_EQ(generate(*engine->continue_from(*context), prompt, {}, options).tokens, answer.tokens);
+
+  // By hand, from the logits on the host.
+  const std::unique_ptr<Continuation> by_hand = engine->continue_from(*context);
+  by_hand->extend(prompt);
+  for (const int32_t token : answer.tokens) {
+    const std::span<const float> logits = by_hand->logits();
+    ASSERT_EQ(std::max_element(logits.begin(), logits.end()) - logits.begin(), token);
+    by_hand->extend(std::span(&token, 1));
+  }
+
+  // Sampling draws from the seed alone.
+  options.temperature = 1;
+  options.top_p = 0.9;
+  const auto sample = [&](uint64_t seed) {
+    options.seed = seed;
+    return generate(*engine->continue_from(*context), prompt, {}, options).tokens;
+  };
+  const std::vector<int32_t> first = sample(1);
+  EXPECT_EQ(sample(1), first);
+  EXPECT_NE(sample(2), first);
+}
+
+TEST_F(CudaEngineTest, RandomWeightsDependOnTheSeedAlone) {
+  const ModelConfig config = shape();
+  const LandmarkWeights landmarks{1, {}};
+  const auto embedding_of = [&](uint64_t seed) {
+    const DeviceWeights weights =
+        random_device_weights(config, landmarks, seed, Precision::kBf16, device().compute());
+    return floats_of(weights.embedding.data(), config.vocabulary * config.hidden, device().compute());
+  };
+  const std::vector<float> values = embedding_of(7);
+  EXPECT_EQ(embedding_of(7), values);
+  EXPECT_NE(embedding_of(8), values);
+  double squares = 0;
+  for (const float value : values)
+    squares += static_cast<double>(value) * value;
+  // The spread of random_weights(): 1 / sqrt(inputs), within five standard errors of an estimate from so
+  // many.
+  const auto count = static_cast<double>(values.size());
+  EXPECT_NEAR(std::sqrt(squares / count * static_cast<double>(config.hidden)), 1,
+              5 / std::sqrt(2 * count) + 0x1p-8);
+}
+
+TEST_F(CudaEngineTest, WeightsThatDoNotFitAreSaidBeforeTheyAreLoaded) {
+  ModelConfig config = shape();
+  config.layers = 4096;
+  config.hidden = config.ffn = 1 << 16;
+  const std::unique_ptr<Engine> engine = made(config);
+  try {
+    engine->load_weights({std::nullopt, 3, {1, {}}});
+    FAIL() << "weights of petabytes were loaded";
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("the weights need"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("run.precision: fp8"), std::string::npos) << error.what();
+  }
+}
+
+TEST(DeviceShape, WhatTheKernelsDoNotTakeIsRefusedByName) {
+  ModelConfig config = device_test_shape(64);
+  EXPECT_FALSE(device_shape_objection(config, Precision::kBf16, "config.json"));
+  config.ffn = 200;  // a multiple of 8, not of 16
+  EXPECT_FALSE(device_shape_objection(config, Precision::kBf16, "config.json"));
+  ASSERT_TRUE(device_shape_objection(config, Precision::kFp8, "config.json"));
+  EXPECT_NE(std::string(device_shape_objection(config, Precision::kFp8, "config.json")->what())
+                .find("intermediate_size"),
+            std::string::npos);
+  config.head_dim = 80;
+  EXPECT_TRUE(device_shape_objection(config, Precision::kBf16, "config.json"));
+}
+
+}  // namespace
+}  // namespace longhalo::testing
