@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(2 * kMaxHeadDim) append_keys_kernel(AppendPass
 
 void append_keys(StreamHandle stream, const RotateAndPool& keys, int64_t n, const int64_t* position,
                  const BFloat16* new_kv, BFloat16* rows, int64_t first_row) {
-  check_pool_shape(keys);
+  check_pool_arrays(keys);
   if (n == 0) return;
   check(n > 0 && position != nullptr, "append_keys has tokens and a position");
   check_aligned(new_kv);

@@ -22,7 +22,7 @@ inline PoolBand pool_band(const PoolTarget& target) {
   return {target.stride, target.landmark_query, target.landmarks, target.first_row, target.open};
 }
 
-/// What must hold of every pooling call. Throws InvariantError.
+/// What must hold of the sizes of every pooling call. Throws InvariantError.
 inline void check_pool_shape(const RotateAndPool& keys) {
   check(keys.kv_heads > 0 && keys.kv_heads <= 4096, "there are 1 to 4096 KV heads");
   check(keys.head_dim == 16 || keys.head_dim == 32 || keys.head_dim == 64 || keys.head_dim == 128 ||
@@ -30,7 +30,14 @@ inline void check_pool_shape(const RotateAndPool& keys) {
         "the head dimension of pooling on the GPU is 16, 32, 64, 128 or 256");
   check(keys.bands.size() <= static_cast<size_t>(kMaxBands), "at most 4 bands are pooled");
   for (const PoolTarget& target : keys.bands)
-    check(target.stride >= 1 && target.open != nullptr, "a pooled band has a stride and an open state");
+    check(target.stride >= 1, "a pooled band has a stride");
+}
+
+/// And of the arrays of a call that pools.
+inline void check_pool_arrays(const RotateAndPool& keys) {
+  check_pool_shape(keys);
+  for (const PoolTarget& target : keys.bands)
+    check(target.open != nullptr, "a pooled band has an open state");
 }
 
 /// One head's part of an open state (rotate_and_pool.hpp gives the order): k sums at [0, d), v sums at [v, v

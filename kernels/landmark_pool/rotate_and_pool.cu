@@ -322,7 +322,7 @@ int64_t rotate_and_pool_workspace(const RotateAndPool& keys, int64_t n) {
 
 void rotate_and_pool(StreamHandle stream, const RotateAndPool& keys, int64_t n, int64_t first_token,
                      BFloat16* kv, void* workspace) {
-  check_pool_shape(keys);
+  check_pool_arrays(keys);
   check(n >= 0 && first_token >= 0, "token counts and positions are not negative");
   check_aligned(kv);
   check_aligned(workspace);
