@@ -11,6 +11,7 @@ struct Fp8Rows {
 };
 
 struct ConstFp8Rows {
+  // As a pointer becomes a pointer to const. NOLINTNEXTLINE(google-explicit-constructor)
   ConstFp8Rows(const Fp8Rows& rows) : values(rows.values), scales(rows.scales) {}
   ConstFp8Rows(const Fp8E4M3* values, const float* scales) : values(values), scales(scales) {}
   const Fp8E4M3* values;

@@ -128,7 +128,7 @@ class CudaEngine : public Engine {
     return std::make_unique<CudaContext>(DeviceContext(config_, pattern_, device_->compute()));
   }
   std::unique_ptr<Continuation> continue_from(const DocumentContext& context) override {
-    const cudaStream_t stream = device_->compute();
+    cudaStream_t stream = device_->compute();
     if (!decoder_)
       decoder_ = std::make_unique<DeviceDecoder>(weights_, pattern_, kDecodeTile, *matmul_, stream);
     return std::make_unique<CudaContinuation>(
@@ -163,7 +163,7 @@ void CudaEngine::load_weights(const WeightsRequest& request, const LayerProgress
                           "other program holds memory of this GPU (nvidia-smi)"
                         : "use a GPU with more memory or a smaller model; see that no other program holds "
                           "memory of this GPU (nvidia-smi)");
-  const cudaStream_t stream = device_->compute();
+  cudaStream_t stream = device_->compute();
   weights_ =
       request.checkpoint
           ? load_device_weights(*request.checkpoint, config_, request.landmarks, precision_, stream, progress)

@@ -33,7 +33,7 @@ int64_t largest_shard(const ShardPlan& shards) {
 void require_finite(const DevicePrefill& prefill) {
   const TokenRange shard = prefill.shard();
   if (shard.empty()) return;
-  const cudaStream_t stream = prefill.layer().stream();
+  cudaStream_t stream = prefill.layer().stream();
   DeviceBuffer<int64_t> first(1, "a row number", stream);
   first_not_finite(stream, shard.size(), prefill.layer().config().hidden, prefill.residual(), first.data());
   int64_t row = 0;
@@ -45,7 +45,7 @@ std::vector<float> score_tokens(const MpiSession& session, DevicePrefill& prefil
                                 std::span<const int32_t> tokens, const RowProgress& progress) {
   DeviceLayer& layer = prefill.layer();
   const ModelConfig& c = layer.config();
-  const cudaStream_t stream = layer.stream();
+  cudaStream_t stream = layer.stream();
   const TokenRange shard = prefill.shard();
   // Row i predicts token i + 1, so a shard yields the scores of (begin, end], and rank 0 also that of token
   // 0. The last token has no label.
@@ -77,7 +77,7 @@ std::vector<float> embed_chunks(const MpiSession& session, DevicePrefill& prefil
                                 int64_t chunk_tokens, int64_t first_token) {
   DeviceLayer& layer = prefill.layer();
   const int64_t hidden_size = layer.config().hidden;
-  const cudaStream_t stream = layer.stream();
+  cudaStream_t stream = layer.stream();
   const TokenRange shard = prefill.shard();
   const ShardChunks chunks = shard_chunks(shards, session.rank(), chunk_tokens, first_token);
   std::vector<double> own(static_cast<size_t>(chunks.count * hidden_size));

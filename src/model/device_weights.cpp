@@ -192,8 +192,8 @@ int64_t device_weights_bytes(const ModelConfig& c, Precision precision, int64_t 
   const int64_t elements = matrix_rows * c.hidden;
   const int64_t matrices = precision == Precision::kFp8 ? elements + 4 * outputs : 2 * elements;
   const int64_t vectors = 4 * (2 * c.hidden + c.heads + strided_bands * c.kv_size());
-  return c.layers * (matrices + vectors) + 4 * c.hidden +
-         (c.tied_embeddings ? 1 : 2) * 2 * c.vocabulary * c.hidden;
+  const int64_t tables = c.tied_embeddings ? 1 : 2;
+  return c.layers * (matrices + vectors) + 4 * c.hidden + 2 * tables * c.vocabulary * c.hidden;
 }
 
 std::optional<UserError> device_shape_objection(const ModelConfig& c, Precision precision,
