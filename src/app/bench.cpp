@@ -17,6 +17,7 @@ constexpr Shortcut kStride{"--stride", "attention.landmark_stride",
                            "Landmark stride S in tokens, 0 for none"};
 constexpr Shortcut kBands{"--bands", "attention.bands", "Bands, e.g. \"[[1, 0, 4096], [64, 4096, inf]]\""};
 constexpr Shortcut kBytes{"--bytes", "bench.bytes", "Bytes of the copy or of the longest message"};
+constexpr Shortcut kPrecision{"--precision", "run.precision", "bf16 or fp8, on CUDA"};
 constexpr Shortcut kModel{"--model", "model.path", "Model directory"};
 
 #ifdef LONGHALO_HAVE_CUDA
@@ -70,13 +71,13 @@ std::vector<Benchmark> make_benchmarks() {
   all.push_back({Subcommand::kBenchLayer,
                  "layer",
                  "One layer of a prefill, phase by phase",
-                 {kTokens, kRepeats, kWindow, kStride, kBands, kJson, kModel},
+                 {kTokens, kRepeats, kWindow, kStride, kBands, kJson, kModel, kPrecision},
                  run_bench_layer,
                  IN_CUDA_BUILD(run_bench_layer)});
   all.push_back({Subcommand::kBenchPrefill,
                  "prefill",
                  "A whole prefill of random tokens",
-                 {kTokens, kRepeats, kWindow, kStride, kBands, kJson, kModel},
+                 {kTokens, kRepeats, kWindow, kStride, kBands, kJson, kModel, kPrecision},
                  run_bench_prefill,
                  IN_CUDA_BUILD(run_bench_prefill)});
   return all;

@@ -78,10 +78,9 @@ std::string remedy_for(const Fitting& fitting, const ShardPlan& shards, int64_t 
   std::string words;
   const auto offer = [&](const std::string& option) { words += (words.empty() ? "" : "; or ") + option; };
   if (const auto smaller = fitting.tile_below(shards, tile)) offer(text("set run.token_tile: ", *smaller));
-  const int64_t least = std::min(tile, kSmallestAutomaticTile);
-  if (const auto more = fitting.ranks_above(shards.tokens(), shards.ranks(), least))
+  if (const auto more = fitting.ranks_above(shards.tokens(), shards.ranks(), tile))
     offer(text("use ", *more, " ranks, each with as much memory as this one"));
-  const int64_t fewer = fitting.most_tokens(shards.tokens(), shards.ranks(), least);
+  const int64_t fewer = fitting.most_tokens(shards.tokens(), shards.ranks(), tile);
   if (fewer > 0) offer(text("read at most about ", fewer, " tokens"));
   if (words.empty()) words = "not even a short document fits: use a smaller model, or hosts with more memory";
   return words;

@@ -82,6 +82,7 @@ DeviceContext::DeviceContext(const ModelConfig& config, const AttentionPattern& 
   for (size_t band = 0; band < strided; ++band)
     landmarks_.emplace_back(config.layers, 2 * config.kv_size()).reset(0, 0, stream);
   state_floats_ = pool_state_floats(config.kv_heads, config.head_dim);
+  if (strided == 0) return;
   open_ = to_device<float>(empty_states(layers_ * bands(), config.kv_heads, state_floats_),
                            "pooling states of the context", stream);
 }

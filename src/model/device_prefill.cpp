@@ -78,10 +78,16 @@ std::optional<DeviceContext> DevicePrefill::run(std::span<const int32_t> tokens,
     }
   }
 
-  const DeviceBuffer<int32_t> own_tokens = to_device<int32_t>(
-      tokens.subspan(static_cast<size_t>(shard_.begin), static_cast<size_t>(shard_.size())), "tokens",
-      compute_);
-  if (!shard_.empty()) layer_.embed(shard_.size(), own_tokens.data(), residual_.data());
+  const std::span<const int32_t> own =
+      tokens.subspan(static_cast<size_t>(shard_.begin), static_cast<size_t>(shard_.size()));
+  check(std::all_of(own.begin(), own.end(),
+                    [&](int32_t token) { return token >= 0 && token < weights_.config.vocabulary; }),
+        "a token id lies inside the vocabulary");
+  DeviceBuffer<int32_t> own_tokens;
+  if (!own.empty()) {
+    own_tokens = to_device<int32_t>(own, "tokens", compute_);
+    layer_.embed(shard_.size(), own_tokens.data(), residual_.data());
+  }
   for (int64_t layer = 0; layer < weights_.config.layers; ++layer) {
     run_layer(layer, context ? &*context : nullptr);
     room_.transport.check_health();
@@ -90,7 +96,7 @@ std::optional<DeviceContext> DevicePrefill::run(std::span<const int32_t> tokens,
   if (context) {
     const int last_owner = shards_.tokens() == 0 ? 0 : shards_.owner(shards_.tokens() - 1);
     DeviceBuffer<float>& open = context->open_states();
-    room_.transport.broadcast(open.data(), open.bytes(), last_owner, compute_);
+    if (!open.empty()) room_.transport.broadcast(open.data(), open.bytes(), last_owner, compute_);
     context->advance(shards_.tokens());
   }
   run_ahead_->finish();
