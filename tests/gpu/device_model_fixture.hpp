@@ -50,10 +50,10 @@ inline ModelConfig device_test_shape(int64_t head_dim) {
 
 // From the residual stream's rounding to bf16 (twice a layer) and the results that are rounded on the way to
 // a sum: five in attention (norm; query, key, value, each rotated; weights; output) and four in the MLP
-// (norm; gate and up; activation; product). Each errs by at most 2^-9 of itself and they are independent, so
-// they add as squares; the last norm is one more.
+// (norm; gate and up; activation; product). Each errs by at most 2^-8 of itself (bf16 has eight significant
+// bits) and they are independent, so they add as squares; the last norm is one more.
 inline double bf16_bound(const ModelConfig& config) {
-  return 0x1p-9 * std::sqrt(12.0 * static_cast<double>(config.layers) + 1);
+  return 0x1p-8 * std::sqrt(12.0 * static_cast<double>(config.layers) + 1);
 }
 // One row, or a mean over few values, strays further from the whole's error than the whole's mean.
 inline constexpr double kOfOneRow = 3;
