@@ -36,13 +36,14 @@ IfResultsExist if_results_exist(IfExists choice) {
 }
 
 // What the records of each document depend on, beside task and prompt: the settings, and what was read.
-ResultWriter::Settings settings_by_document(const Config& config, const Inputs& inputs) {
+ResultWriter::Settings settings_by_document(const Config& config, const Inputs& inputs, Precision precision) {
   const nlohmann::json all = nlohmann::json::parse(dump_json(config));
   const nlohmann::json chosen{{"model", all.at("model")},
                               {"attention", all.at("attention")},
                               {"generate", all.at("generate")},
                               {"embed", all.at("embed")},
-                              {"system_prompt", all.at("input").at("system_prompt")}};
+                              {"system_prompt", all.at("input").at("system_prompt")},
+                              {"precision", name_of(precision)}};
   ResultWriter::Settings settings;
   for (int64_t i = 0; i < inputs.documents(); ++i)
     settings[inputs.document_name(i)] = sha256_of_text(chosen.dump() + inputs.fingerprint(i)).substr(0, 16);
@@ -84,13 +85,13 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
   session.together([&] {
     if (session.is_root()) inputs_ = std::make_unique<Inputs>(config, shape_.vocabulary);
   });
+  engine_ = make_engine(session, config, shape_, pattern_);
   session.together([&] {
     if (session.is_root())
       results_ =
           std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists),
-                                         settings_by_document(config, *inputs_));
+                                         settings_by_document(config, *inputs_, engine_->precision()));
   });
-  engine_ = make_engine(session, config, shape_, pattern_);
   log_ = open_job_log(session, config, "infer", threads_, *engine_);
   load_weights(session, config, *engine_);
   rates_ = measured_matmul_rates(session, *engine_);

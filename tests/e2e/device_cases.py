@@ -115,6 +115,14 @@ class InferGpu(Case):
         self.assertEqual(run.code, 0, run.err)
         self.assertRegex(run.err, r"computing on .* in bf16, which every rank has \(run\.device auto\)")
 
+    def test_results_of_the_cpu_are_not_resumed_on_the_gpu(self):
+        """Records of two precisions would mix."""
+        config = self.config(model={"path": str(self.own_model(shape=self.SHAPE))}, tasks=["score"])
+        self.succeed(config, ranks=1)
+        config["tasks"] = ["score", "embed"]
+        config["output"]["if_exists"] = "resume"
+        self.assert_refused(self.infer(config, *CUDA, ranks=1), "other settings")
+
     def test_head_dimension(self):
         run = self.infer(self.config(), *CUDA, ranks=1)
         self.assert_refused(run, "a head dimension of 16", "64 and 128", "run.device: cpu")
