@@ -329,9 +329,9 @@ __device__ float exp2_fast(float x) {
   return y;
 }
 
-// Scores of keys that every row sees, to weights in place, relative to the maxima that are known from earlier
-// tiles: nearly always these will do, and looking for a maximum takes a quarter of the time of a softmax.
-// False, with nothing but `s` changed, when a weight became so large that they would not.
+// Scores to weights in place, relative to the maxima that every row knows from earlier tiles: nearly always
+// these will do, and looking for a maximum takes a quarter of the time of a softmax. False, with nothing but
+// `s` changed, when a weight became so large that they would not.
 __device__ bool soften_quickly(float (&s)[64], Softmax& softmax, float scale, float bias) {
   float total[2];
 #pragma unroll
@@ -397,21 +397,6 @@ __device__ bool soften(float (&s)[64], Softmax& softmax, float scale, float bias
     softmax.sum[half] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
   }
   return __any_sync(0xffffffff, grown);
-}
-
-// Scores of keys that a row does not see become -infinity. Column c of the tile is row `first` + c of the
-// band.
-__device__ void mask_scores(float (&s)[64], int first, const int (&begin)[2], const int (&end)[2], int lane) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int base = first + 2 * (lane % 4) - begin[half];
-    const unsigned count = max(end[half] - begin[half], 0);
-#pragma unroll
-    for (int i = 0; i < 16; ++i)
-#pragma unroll
-      for (int c = 0; c < 2; ++c)
-        if (static_cast<unsigned>(base + 8 * i + c) >= count) s[4 * i + 2 * half + c] = -INFINITY;
-  }
 }
 
 __device__ uint32_t pack(float low, float high) {
@@ -514,17 +499,36 @@ struct Consumer {
     }
   }
 
-  __device__ void mask(float (&s)[64], const Item& item, const Cursor& at) const {
-    const BandSpan& span = item.span[at.band];
+  // The keys that this thread's two rows see of a tile, as columns of the tile.
+  struct Columns {
     int begin[2], end[2];
+  };
+  __device__ Columns columns(const Item& item, const Cursor& at) const {
+    const BandSpan& span = item.span[at.band];
+    const BandParameters& b = p.band[at.band];
+    const int first = span.begin + at.tile * kKeyTile;
+    Columns seen;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int own = min(row() + 8 * half, p.queries - 1 - item.first_query);
-      begin[half] =
-          row_begin(p, span, p.band[at.band].band.stride, p.band[at.band].first_key, item.first_query, own);
-      end[half] = row_end(span, own);
+      seen.begin[half] = row_begin(p, span, b.band.stride, b.first_key, item.first_query, own) - first;
+      seen.end[half] = row_end(span, own) - first;
     }
-    mask_scores(s, span.begin + at.tile * kKeyTile, begin, end, lane);
+    return seen;
+  }
+
+  // Scores of keys that a row does not see become -infinity.
+  __device__ void mask(float (&s)[64], const Columns& seen) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int base = 2 * (lane % 4) - seen.begin[half];
+      const unsigned count = max(seen.end[half] - seen.begin[half], 0);
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          if (static_cast<unsigned>(base + 8 * i + c) >= count) s[4 * i + 2 * half + c] = -INFINITY;
+    }
   }
 
   __device__ void pack_weights(const float (&s)[64]) {
@@ -565,7 +569,7 @@ struct Consumer {
     hopper::named_barrier_arrive(1 + (warpgroup + 1) % S::kConsumers, 2 * kWarpgroup);
   }
 
-  // In this warpgroup's turn, starts S = Q K^T of a tile and O += P V of the tile before it, and waits for S.
+  // In this warpgroup's turn, starts S = Q K^T of a tile and O += P V of the tile before it.
   __device__ void start_products(float (&s)[64], bool first_of_item) {
     hopper::mbarrier_wait(&shared.v_full[v.stage], v.phase);
     hopper::mbarrier_wait(&shared.k_full[k.stage], k.phase);
@@ -578,6 +582,9 @@ struct Consumer {
     multiply_values(first_of_item);
     hopper::wgmma_commit();
     end_turn();
+  }
+
+  __device__ void wait_for_scores(float (&s)[64]) {
     hopper::wgmma_wait<1>();
     hopper::wgmma_own(s);
   }
@@ -622,7 +629,7 @@ struct Consumer {
     hopper::wgmma_own(s);
     int first_query = uniform(item->first_query), head = uniform(item->head);
     float bias = bias_of(head);
-    if (at.edge(*item)) mask(s, *item, at);
+    if (at.edge(*item)) mask(s, columns(*item, at));
     soften(s, softmax, p.scale_log2, bias * p.band[at.band].bias_unit, rescale);
     keys_done();
     pack_weights(s);
@@ -635,6 +642,7 @@ struct Consumer {
       at.tile -= tiles;
       for (; tiles > 0; --tiles) {
         start_products(s, first_of_item);
+        wait_for_scores(s);
         first_of_item = false;
         bool grown = false;
         if (!soften_quickly(s, softmax, p.scale_log2, band_bias)) {
@@ -661,10 +669,23 @@ struct Consumer {
       }
       start_products(s, first_of_item);
       first_of_item = fresh;
+      const bool edge = at.edge(*item);
+      Columns seen{};
+      if (edge) seen = columns(*item, at);
+      const float tile_bias = bias * p.band[at.band].bias_unit;
       const Softmax before = softmax;
       if (fresh) softmax.reset();
-      if (at.edge(*item)) mask(s, *item, at);
-      const bool grown = soften(s, softmax, p.scale_log2, bias * p.band[at.band].bias_unit, rescale);
+      const bool anchored = softmax.anchored();
+      wait_for_scores(s);
+      if (edge) mask(s, seen);
+      bool grown = false;
+      if (!anchored || !soften_quickly(s, softmax, p.scale_log2, tile_bias)) {
+        if (anchored) {
+          multiply_keys_again(s);
+          if (edge) mask(s, seen);
+        }
+        grown = soften(s, softmax, p.scale_log2, tile_bias, rescale);
+      }
       keys_done();
       wait_for_output();
       if (fresh) {

@@ -14,7 +14,10 @@
 namespace longhalo {
 namespace {
 
-constexpr int64_t kDefaultTile = 16384;  // fills the GPU in every kernel of a layer
+// Tokens a tile for each multiprocessor: with query tiles of 128 every multiprocessor then gets the same
+// number of items, whatever the number of heads, and the products' tiles come out even, too. 16,896 on an
+// H200.
+constexpr int64_t kTokensAMultiprocessor = 128;
 constexpr int64_t kDecodeTile = 1024;
 
 struct CudaContext : DocumentContext {
@@ -98,7 +101,7 @@ class CudaEngine : public Engine {
     return text(device_->info().name, " ", device_->info().index, sharing_ > 1 ? " (shared)" : "");
   }
   std::string transport() const override { return transport_.reason; }
-  int64_t default_tile() const override { return kDefaultTile; }
+  int64_t default_tile() const override { return kTokensAMultiprocessor * device_->info().multiprocessors; }
 
   void load_weights(const WeightsRequest& request, const LayerProgress& progress) override;
 
