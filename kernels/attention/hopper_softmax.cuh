@@ -1,0 +1,116 @@
+// The running softmax of the Hopper attention kernel, on scores as wgmma leaves them in registers: each
+// thread holds 32 columns of two rows, and four neighbouring threads share a row. Scores are in units of
+// log2.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/common/mma.cuh"
+
+namespace longhalo::hopper_attention {
+
+inline constexpr float kLag =
+    8;  // how far, in log2, a row's scores may exceed the maximum they are relative to
+
+// The running softmax of one thread's two rows, `rows[0]` and `rows[1]` = rows[0] + 8 of the warpgroup's 64.
+struct Softmax {
+  float top[2];  // what exponents are relative to, in log2; equal in the four threads of a row
+  float sum[2];  // of this thread's columns
+  __device__ void reset() {
+    top[0] = top[1] = -INFINITY;
+    sum[0] = sum[1] = 0;
+  }
+  /// Whether every row of this warp has seen a key.
+  __device__ bool anchored() const {
+    return __all_sync(0xffffffff, top[0] > -INFINITY && top[1] > -INFINITY);
+  }
+};
+
+// Scores of keys that every row sees, to weights in place, relative to the maxima that are known from earlier
+// tiles: nearly always these will do, and looking for a maximum takes a quarter of the time of a softmax.
+// False, with nothing but `s` changed, when a weight became so large that they would not.
+inline __device__ bool soften_quickly(float (&s)[64], Softmax& softmax, float scale, float bias) {
+  float total[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float offset = bias - softmax.top[half];
+    float sum[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& x = s[4 * i + 2 * half + c];
+        const float exponent = fmaf(x, scale, offset);
+        x = exp2_fast(exponent);
+        sum[c] += x;
+      }
+    }
+    total[half] = sum[0] + sum[1];
+  }
+  constexpr float kLargest = 0x1p64F;
+  const bool good = total[0] < kLargest && total[1] < kLargest;
+  if (!__all_sync(0xffffffff, good)) return false;
+  softmax.sum[0] += total[0];
+  softmax.sum[1] += total[1];
+  return true;
+}
+
+// Scores to weights in place, in the general case: finds the rows' maxima first. `rescale` gets what earlier
+// sums and outputs must be multiplied with; returns whether that is needed by any row of this warp.
+inline __device__ bool soften(float (&s)[64], Softmax& softmax, float scale, float bias,
+                              float (&rescale)[2]) {
+  bool grown = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float most[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      most[i] = s[4 * i + 2 * half];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      if (i >= 4) most[i % 4] = fmaxf(most[i % 4], s[4 * i + 2 * half]);
+      most[i % 4] = fmaxf(most[i % 4], s[4 * i + 2 * half + 1]);
+    }
+    float top = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+    top = fmaf(top, scale, bias);
+    rescale[half] = 1;
+    if (top > softmax.top[half] + kLag) {
+      rescale[half] = exp2_fast(softmax.top[half] - top);
+      softmax.top[half] = top;
+      grown = true;
+    }
+    const float offset = bias - (softmax.top[half] == -INFINITY ? 0.0F : softmax.top[half]);
+    float sum[4] = {softmax.sum[half] * rescale[half], 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& x = s[4 * i + 2 * half + c];
+        x = exp2_fast(fmaf(x, scale, offset));
+        sum[(2 * i + c) % 4] += x;
+      }
+    }
+    softmax.sum[half] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  }
+  return __any_sync(0xffffffff, grown);
+}
+
+// Scores of keys that a row does not see become -infinity. Column c of the tile is row `first` + c of the
+// band.
+inline __device__ void mask_scores(float (&s)[64], int first, const int (&begin)[2], const int (&end)[2],
+                                   int lane) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int base = first + 2 * (lane % 4) - begin[half];
+    const unsigned count = max(end[half] - begin[half], 0);
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+        if (static_cast<unsigned>(base + 8 * i + c) >= count) s[4 * i + 2 * half + c] = -INFINITY;
+  }
+}
+
+}  // namespace longhalo::hopper_attention
