@@ -129,7 +129,7 @@ ConfigSchema make_schema() {
                          "the rank to, else its share of the host's."));
   all.keys.push_back(key("run.token_tile", whole(0, 1 << 20), FIELD(run.token_tile),
                          "Tokens that go through a layer at once; temporaries grow with it. 0 is 1024 on the "
-                         "CPU and 16384 on CUDA, less where memory is short."));
+                         "CPU, 128 for each multiprocessor on CUDA, less where memory is short."));
   all.keys.push_back(key("run.progress", Choice<ProgressMode>{{"auto", "bar", "lines", "off"}},
                          FIELD(run.progress), "auto is a bar on a terminal and plain lines elsewhere."));
   all.keys.push_back(
