@@ -3,6 +3,7 @@
 
 #include "core/error.hpp"
 #include "kernels/attention/attention.hpp"
+#include "kernels/attention/attention_backward.hpp"
 
 namespace longhalo {
 
@@ -24,6 +25,18 @@ void check_attention(const Attention<T>& p) {
     check(keys.count == 0 || (keys.k != nullptr && keys.v != nullptr), "a band with keys has k and v");
   }
   check(p.queries == 0 || (p.q != nullptr && p.out != nullptr), "attention with queries has q and out");
+}
+
+template <class T>
+void check_attention_gradient(const AttentionGradient<T>& gradient) {
+  const Attention<T>& p = gradient.forward;
+  check_attention(p);
+  check(p.queries == 0 || (gradient.d_out != nullptr && gradient.dq != nullptr),
+        "attention's gradient has d_out and dq");
+  check(gradient.d_bands.size() == p.bands.size(), "attention's gradient has dk and dv for every band");
+  for (size_t b = 0; b < p.bands.size(); ++b)
+    check(p.bands[b].count == 0 || (gradient.d_bands[b].dk != nullptr && gradient.d_bands[b].dv != nullptr),
+          "attention's gradient has dk and dv for every band");
 }
 
 }  // namespace longhalo

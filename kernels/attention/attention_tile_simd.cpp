@@ -1,81 +1,7 @@
-#include "kernels/attention/attention_tile.hpp"
-#include "kernels/common/simd.hpp"
+#include "kernels/attention/attention_products.hpp"
 
 namespace longhalo::LONGHALO_ISA {
 namespace {
-
-// The inner loops keep kStep x kVectors accumulators: as many as the registers hold beside the operands.
-#if defined(__AVX512F__)
-constexpr int64_t kStep = 8, kVectors = 2;
-#else
-constexpr int64_t kStep = 4, kVectors = 3;
-#endif
-constexpr int64_t kBlock = kVectors * kLanes;
-static_assert(kBlock <= kMaxRowBlock && kStep <= 8);
-
-struct Accumulators {
-  Float at[kStep][kVectors];
-};
-
-/// sums[m] += sum over i < count of a[m * a_row + i * a_step] * b[i], with b [count, kBlock].
-LONGHALO_INLINE void multiply(int64_t count, const float* a, int64_t a_row, int64_t a_step, const float* b,
-                              Accumulators& sums) {
-  for (int64_t i = 0; i < count; ++i) {
-    Float right[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v)
-      right[v] = load(b + i * kBlock + v * kLanes);
-#pragma GCC unroll 8
-    for (int m = 0; m < kStep; ++m) {
-      const Float left = splat(a[m * a_row + i * a_step]);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v)
-        sums.at[m][v] += left * right[v];
-    }
-  }
-}
-
-/// The same, but a weight of 0 adds nothing at all, whatever stands in `a`: the value of a key that a row
-/// does not see may be anything, NaN included.
-LONGHALO_INLINE void multiply_seen(int64_t count, const float* a, int64_t a_row, int64_t a_step,
-                                   const float* b, Accumulators& sums) {
-  for (int64_t i = 0; i < count; ++i) {
-    for (int m = 0; m < kStep; ++m) {
-      const Float left = splat(a[m * a_row + i * a_step]);
-      for (int v = 0; v < kVectors; ++v) {
-        const Float right = load(b + i * kBlock + v * kLanes);
-        const Float term = left * right;
-        sums.at[m][v] += right == 0.0F ? Float{} : term;
-      }
-    }
-  }
-}
-
-// What the rows of one block see of one band.
-struct Seen {
-  int64_t any_begin, any_end;  // keys that some row sees
-  int64_t all_begin, all_end;  // keys that every row sees
-};
-
-Seen seen_by_block(const TileBand& band, int64_t row) {
-  Seen seen{INT64_MAX, INT64_MIN, INT64_MIN, INT64_MAX};
-  for (int64_t r = row; r < row + kBlock; ++r) {
-    const int64_t begin = band.begin[r], end = band.end[r];
-    if (begin >= end) {
-      seen.all_begin = INT64_MAX;
-      continue;
-    }
-    if (begin < seen.any_begin) seen.any_begin = begin;
-    if (end > seen.any_end) seen.any_end = end;
-    if (begin > seen.all_begin) seen.all_begin = begin;
-    if (end < seen.all_end) seen.all_end = end;
-  }
-  return seen;
-}
-
-int64_t clamp(int64_t x, int64_t low, int64_t high) {
-  return x < low ? low : x > high ? high : x;
-}
 
 // One row block against one key tile: keys [begin, end) of the tile are seen by some row, [all_begin,
 // all_end) by all.
@@ -100,7 +26,7 @@ void scores(const BlockTask& task) {
     for (int m = 0; m < kStep; ++m)
       for (int v = 0; v < kVectors; ++v)
         sums.at[m][v] = bias[v];
-    multiply(task.d, task.scratch->k + j * task.d, task.d, 1, task.q, sums);
+    multiply(task.d, task.scratch->k + j * task.d, task.d, 1, task.q, kBlock, sums);
     float* p = task.scratch->p + j * kBlock;
 #pragma GCC unroll 8
     for (int m = 0; m < kStep; ++m)
@@ -187,7 +113,7 @@ void weigh_values(const BlockTask& task) {
     int64_t all_begin = task.all_begin, all_end = task.all_end;
     if (all_begin >= all_end) all_begin = all_end = task.end;
     multiply_seen(all_begin - task.begin, value + task.begin * d, 1, d, p + task.begin * kBlock, sums);
-    multiply(all_end - all_begin, value + all_begin * d, 1, d, p + all_begin * kBlock, sums);
+    multiply(all_end - all_begin, value + all_begin * d, 1, d, p + all_begin * kBlock, kBlock, sums);
     multiply_seen(task.end - all_end, value + all_end * d, 1, d, p + all_end * kBlock, sums);
 #pragma GCC unroll 8
     for (int m = 0; m < kStep; ++m)
@@ -197,11 +123,6 @@ void weigh_values(const BlockTask& task) {
   }
 }
 
-void copy_rows(int64_t rows, int64_t d, const float* from, int64_t stride, float* to) {
-  for (int64_t r = 0; r < rows; ++r)
-    __builtin_memcpy(to + r * d, from + r * stride, static_cast<size_t>(d) * 4);
-}
-
 void run(const AttentionTile& tile) {
   const int64_t d = tile.head_dim;
   const TileScratch& scratch = tile.scratch;
@@ -209,7 +130,7 @@ void run(const AttentionTile& tile) {
     const TileBand& band = tile.band[b];
     int64_t begin = INT64_MAX, end = INT64_MIN;
     for (int64_t row = 0; row < tile.rows; row += kBlock) {
-      const Seen seen = seen_by_block(band, row);
+      const Seen seen = seen_by_block(band.begin + row, band.end + row);
       if (seen.any_begin < begin) begin = seen.any_begin;
       if (seen.any_end > end) end = seen.any_end;
     }
@@ -218,7 +139,7 @@ void run(const AttentionTile& tile) {
       copy_rows(count, d, band.k + key * band.stride, band.stride, scratch.k);
       copy_rows(count, d, band.v + key * band.stride, band.stride, scratch.v);
       for (int64_t row = 0; row < tile.rows; row += kBlock) {
-        const Seen seen = seen_by_block(band, row);
+        const Seen seen = seen_by_block(band.begin + row, band.end + row);
         if (seen.any_begin >= key + count || seen.any_end <= key) continue;
         const BlockTask task{d,
                              scratch.q + row * d,

@@ -62,4 +62,8 @@ void add_band(AttentionProblem& problem, const Band& band, int64_t first_key, in
 void add_band_of_history(AttentionProblem& problem, const Band& band, int64_t missing_in_front = 0,
                          int64_t missing_behind = 0);
 
+/// Every feature drawn at random: shapes, bands (with gaps, strided from distance 0, of finite reach, empty
+/// ones), key arrays that begin late and end early, packed documents, queries far into a document.
+AttentionProblem random_problem(unsigned seed);
+
 }  // namespace longhalo::testing

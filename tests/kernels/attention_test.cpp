@@ -14,65 +14,6 @@ namespace {
 
 class AttentionKernel : public WithIsa {};
 
-int64_t pick(std::mt19937& random, const std::vector<int64_t>& from) {
-  return from[random() % from.size()];
-}
-
-// Documents of odd lengths, some of one token, from a start at or before the first query.
-std::vector<int64_t> documents(std::mt19937& random, int64_t first_query, int64_t n) {
-  std::vector<int64_t> starts;
-  int64_t start = std::max<int64_t>(0, first_query - static_cast<int64_t>(random() % 40));
-  int64_t next = first_query + 1 + static_cast<int64_t>(random() % 20);
-  for (int64_t i = first_query; i < first_query + n; ++i) {
-    if (i == next) {
-      start = i;
-      next = i + (random() % 3 == 0 ? 1 : 1 + static_cast<int64_t>(random() % 60));
-    }
-    starts.push_back(start);
-  }
-  return starts;
-}
-
-// Every feature drawn at random: shapes, bands (with gaps, strided from distance 0, of finite reach, empty
-// ones), key arrays that begin late and end early, packed documents, queries far into a document.
-AttentionProblem random_problem(unsigned seed) {
-  std::mt19937 random(seed);
-  AttentionProblem p;
-  const int64_t group = 1 + static_cast<int64_t>(random() % 8);
-  p.head_dim = pick(random, {8, 16, 40, 64, 64, 80, 96, 128});
-  p.kv_heads = pick(random, {1, 1, 2, 3});
-  p.heads = group * p.kv_heads;
-  p.queries = pick(random, {1, 2, 3, 8, 9, 31, 47, 64, 97, 127, 128, 129});
-  p.first_query = pick(random, {0, 0, 1, 63, 95, 96, 97, 200, 10'000'000});
-  const int64_t window = pick(random, {1, 2, 7, 32, 95, 96, 97, 128});
-  const int64_t stride = pick(random, {2, 3, 8, 16, 32});
-  // At a huge position an unlimited band would have millions of keys; a far one stands for it.
-  const int64_t unlimited = p.first_query > 1000 ? stride * 50 + window : kUnlimited;
-  const std::vector<std::vector<Band>> choices{
-      {{1, 0, window}},
-      {{1, 0, p.first_query > 1000 ? 300 : kUnlimited}},
-      {{1, 0, window}, {stride, window, unlimited}},
-      {{stride, 0, unlimited}},
-      {{1, 0, window}, {stride, window + 5, window + 5 * stride}},
-      {{1, 3, 3 + window}, {2, window, 3 * window}, {stride, 2 * window, unlimited}},
-      {{1, 0, window},
-       {2, window, 2 * window + 2},
-       {4, 2 * window, 4 * window + 4},
-       {stride, 4 * window, unlimited}},
-      {{1, 7, 7}, {stride, 2 * window, unlimited}}};
-  for (const Band& band : choices[random() % choices.size()])
-    add_band_of_history(p, band, pick(random, {0, 0, 0, 1, 5}), pick(random, {0, 0, 0, 1, 3}));
-  if (random() % 4 == 0) p.bands.back().count = 0;
-  if (random() % 3 == 0) p.doc_start = documents(random, p.first_query, p.queries);
-  if (random() % 2 == 0) {
-    p.landmark_bias.resize(static_cast<size_t>(p.heads));
-    for (float& x : p.landmark_bias)
-      x = -3.0F + static_cast<float>(random() % 100) / 50.0F;
-  }
-  fill(p, seed + 1000);
-  return p;
-}
-
 TEST_P(AttentionKernel, AgreesWithTheReferenceOnRandomProblems) {
   for (unsigned seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);

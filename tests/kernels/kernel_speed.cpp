@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.hpp"
+#include "kernels/attention/attention_backward.hpp"
 #include "kernels/common/isa.hpp"
 #include "kernels/landmark_pool/landmark_pool.hpp"
 #include "kernels/logits/logits.hpp"
@@ -59,35 +60,48 @@ void attention_beside_sgemm(int64_t n, int64_t heads, int64_t kv_heads, int64_t 
   p.heads = heads, p.kv_heads = kv_heads, p.head_dim = d, p.scale = 1.0F / 8;
   p.queries = n, p.q = q.data(), p.bands = bands, p.landmark_bias = bias.data();
   p.out = out.data(), p.lse = lse.data();
-  const double attention_flops = 4.0 * static_cast<double>(d * heads * visible_pairs(p));
+  const auto pair_flops = static_cast<double>(d * heads * visible_pairs(p));
+
+  const auto d_out = normal(n * heads * d, 8);
+  std::vector<float> dq(q.size()), dk(k.size()), dv(v.size()), d_kbar(kbar.size()), d_vbar(vbar.size()),
+      d_bias(bias.size());
+  const BandGradient<float> d_bands[] = {{dk.data(), dv.data()}, {d_kbar.data(), d_vbar.data()}};
+  AttentionGradient<float> gradient;
+  gradient.forward = p, gradient.d_out = d_out.data(), gradient.dq = dq.data(), gradient.d_bands = d_bands;
+  gradient.d_landmark_bias = d_bias.data();
 
   constexpr int64_t kSide = 1536;
   const auto a = normal(kSide * kSide, 6), w = normal(kSide * kSide, 7);
   std::vector<float> c(a.size());
   const double sgemm_flops = 2.0 * kSide * kSide * kSide;
 
-  std::vector<double> attention, sgemm, ratio;
+  std::vector<double> forward, backward, sgemm, forward_ratio, backward_ratio;
   attention_forward(p);
   matmul(kSide, kSide, kSide, a.data(), w.data(), c.data());
   for (int i = 0; i < repeats; ++i) {
     const double start = cpu_seconds();
     matmul(kSide, kSide, kSide, a.data(), w.data(), c.data());
-    const double between = cpu_seconds();
+    const double multiplied = cpu_seconds();
     attention_forward(p);
+    const double attended = cpu_seconds();
+    attention_backward(gradient);
     const double end = cpu_seconds();
-    sgemm.push_back(sgemm_flops / (between - start) * 1e-9);
-    attention.push_back(attention_flops / (end - between) * 1e-9);
-    ratio.push_back(attention.back() / sgemm.back());
+    sgemm.push_back(sgemm_flops / (multiplied - start) * 1e-9);
+    forward.push_back(4 * pair_flops / (attended - multiplied) * 1e-9);
+    backward.push_back(10 * pair_flops / (end - attended) * 1e-9);
+    forward_ratio.push_back(forward.back() / sgemm.back());
+    backward_ratio.push_back(backward.back() / sgemm.back());
   }
-  for (auto* x : {&attention, &sgemm, &ratio})
+  for (auto* x : {&forward, &backward, &sgemm, &forward_ratio, &backward_ratio})
     std::sort(x->begin(), x->end());
   const auto middle = static_cast<size_t>(repeats / 2);
   std::printf(
-      "%-8s attention n %6ld H %ld/%ld d %3ld W %ld S %ld: %6.1f GFLOP/s, sgemm %6.1f, ratio %.3f (best "
-      "%.1f, "
-      "%.1f)\n",
-      isa_name(current_isa()), n, heads, kv_heads, d, window, stride, attention[middle], sgemm[middle],
-      ratio[middle], attention.back(), sgemm.back());
+      "%-8s attention n %6ld H %ld/%ld d %3ld W %ld S %ld: GFLOP/s forward %6.1f, backward %6.1f, sgemm "
+      "%6.1f; "
+      "ratio forward %.3f, backward %.3f (best %.1f, %.1f, %.1f)\n",
+      isa_name(current_isa()), n, heads, kv_heads, d, window, stride, forward[middle], backward[middle],
+      sgemm[middle], forward_ratio[middle], backward_ratio[middle], forward.back(), backward.back(),
+      sgemm.back());
 }
 
 // One token over a full window and its landmarks: bytes of keys and values a second.
