@@ -1,4 +1,4 @@
-// Rows of the embedding table by token.
+// Rows of the embedding table by token, and the gradient of the table.
 #pragma once
 
 #include <cstdint>
@@ -12,5 +12,10 @@ namespace longhalo {
 /// caller has checked them. hidden a multiple of 8; table and x 16-byte aligned. Bytes: 4 * n * D.
 void embedding(StreamHandle stream, int64_t n, int64_t hidden, const int32_t* tokens, const BFloat16* table,
                BFloat16* x);
+
+/// The gradient: d_table[tokens[i]] += dx[i] for dx [n, D], d_table [V, D] (ADDED into; with tied embeddings
+/// it is the head's gradient too), tokens [n] each in [0, V): the caller has checked them. Each row of the
+/// table gets one sum, made in double in the order of its tokens: bitwise the same for any number of threads.
+void embedding_backward(int64_t n, int64_t hidden, const int32_t* tokens, const float* dx, float* d_table);
 
 }  // namespace longhalo

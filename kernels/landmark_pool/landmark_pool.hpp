@@ -41,4 +41,19 @@ int64_t landmark_pool(const LandmarkPool& pool, int64_t n, const float* k, const
 void landmark_pool_reference(int64_t n, int64_t kv_heads, int64_t head_dim, int64_t stride, const double* u,
                              const double* k, const double* v, double* kbar, double* vbar);
 
+/// The gradient of pooling whole segments (training: no segment is open before the first token). k and v
+/// [n, H_kv, d] as landmark_pool() got them, all in one call; d_kbar (of kbar BEFORE its rotation) and d_vbar
+/// [n / stride, H_kv, d]. With g_j = d_kbar . k_j + d_vbar . v_j and ds_j = a_j (g_j - sum a g):
+///     dk_j += a_j d_kbar + ds_j u / sqrt(d),   dv_j += a_j d_vbar,   d_landmark_query += sum ds_j k_j /
+///     sqrt(d)
+/// All three are ADDED into; tokens behind the last whole segment get nothing. d_landmark_query [H_kv, d] may
+/// be nullptr; when it is not, it is right for u = nullptr (which is u = 0) too. Bitwise the same for any
+/// number of threads. Temporary memory: one number for each of d_kbar's, and 2 * stride a thread.
+void landmark_pool_backward(const LandmarkPool& pool, int64_t n, const float* k, const float* v,
+                            const float* d_kbar, const float* d_vbar, float* dk, float* dv,
+                            float* d_landmark_query);
+void landmark_pool_backward_reference(int64_t n, int64_t kv_heads, int64_t head_dim, int64_t stride,
+                                      const double* u, const double* k, const double* v, const double* d_kbar,
+                                      const double* d_vbar, double* dk, double* dv, double* d_u);
+
 }  // namespace longhalo

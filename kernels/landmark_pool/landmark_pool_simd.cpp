@@ -62,8 +62,45 @@ void add(int64_t tokens, int64_t d, int64_t stride, const float* u, const float*
   }
 }
 
+// to += factor * x
+void add_scaled(int64_t d, float factor, const float* x, float* to) {
+  int64_t c = 0;
+  for (; c + kLanes <= d; c += kLanes)
+    store(to + c, load(to + c) + load(x + c) * factor);
+  for (; c < d; ++c)
+    to[c] += factor * x[c];
+}
+
+void gradient(const SegmentGradient& s) {
+  float top = s.u != nullptr ? -__builtin_inff() : 0.0F;
+  for (int64_t j = 0; j < s.tokens; ++j) {
+    const float* k = s.k + j * s.stride;
+    s.weight[j] = s.u != nullptr ? dot(s.d, s.u, k) : 0.0F;
+    top = s.weight[j] > top ? s.weight[j] : top;
+    s.d_score[j] = dot(s.d, s.d_kbar, k) + dot(s.d, s.d_vbar, s.v + j * s.stride);
+  }
+  for (int64_t j = 0; j < s.tokens; j += kLanes)
+    store_part(s.weight + j, s.tokens - j, exp_lanes(load_part(s.weight + j, s.tokens - j) - top));
+  double sum = 0, mean = 0;
+  for (int64_t j = 0; j < s.tokens; ++j) {
+    sum += static_cast<double>(s.weight[j]);
+    mean += static_cast<double>(s.weight[j]) * static_cast<double>(s.d_score[j]);
+  }
+  const auto share = static_cast<float>(1 / sum), centre = static_cast<float>(mean / sum);
+  if (s.d_u != nullptr)
+    for (int64_t c = 0; c < s.d; ++c)
+      s.d_u[c] = 0;
+  for (int64_t j = 0; j < s.tokens; ++j) {
+    const float weight = s.weight[j] * share, d_score = weight * (s.d_score[j] - centre);
+    add_scaled(s.d, weight, s.d_kbar, s.dk + j * s.stride);
+    if (s.u != nullptr) add_scaled(s.d, d_score, s.u, s.dk + j * s.stride);
+    add_scaled(s.d, weight, s.d_vbar, s.dv + j * s.stride);
+    if (s.d_u != nullptr) add_scaled(s.d, d_score, s.k + j * s.stride, s.d_u);
+  }
+}
+
 }  // namespace
 
-extern const LandmarkPoolKernels landmark_pool_kernels{add};
+extern const LandmarkPoolKernels landmark_pool_kernels{add, gradient};
 
 }  // namespace longhalo::LONGHALO_ISA

@@ -42,8 +42,15 @@ double sum_exp(int64_t count, const float* x, float top) {
   return sum;
 }
 
+void scaled_exp(int64_t count, float top, float factor, float* x) {
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes)
+    store(x + c, exp_lanes(load(x + c) - top) * factor);
+  if (c < count) store_part(x + c, count - c, exp_lanes(load_part(x + c, count - c) - top) * factor);
+}
+
 }  // namespace
 
-extern const LogitsKernels logits_kernels{largest, sum_exp};
+extern const LogitsKernels logits_kernels{largest, sum_exp, scaled_exp};
 
 }  // namespace longhalo::LONGHALO_ISA

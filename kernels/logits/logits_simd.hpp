@@ -12,6 +12,8 @@ struct LogitsKernels {
   float (*largest)(int64_t count, const float* x);
   /// Sum of exp(x - top) for x <= top.
   double (*sum_exp)(int64_t count, const float* x, float top);
+  /// x = factor * exp(x - top) for x <= top, in place.
+  void (*scaled_exp)(int64_t count, float top, float factor, float* x);
 };
 
 LONGHALO_DECLARE_SIMD(LogitsKernels, logits_kernels)

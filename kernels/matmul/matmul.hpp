@@ -13,6 +13,13 @@ enum class Accumulate { kOverwrite, kAdd };
 void matmul(int64_t m, int64_t out, int64_t in, const float* a, const float* w, float* c,
             Accumulate accumulate = Accumulate::kOverwrite);
 
+/// The gradients of c = a W^T from dc [m, out]: da [m, in] = dc W, and dw [out, in] = dc^T a. 2 * m * in *
+/// out FLOPs each. kAdd adds to da or dw (dw over the tiles of a batch).
+void matmul_input_gradient(int64_t m, int64_t out, int64_t in, const float* dc, const float* w, float* da,
+                           Accumulate accumulate = Accumulate::kOverwrite);
+void matmul_weight_gradient(int64_t m, int64_t out, int64_t in, const float* dc, const float* a, float* dw,
+                            Accumulate accumulate = Accumulate::kAdd);
+
 /// The definition in fp64.
 void matmul_reference(int64_t m, int64_t out, int64_t in, const double* a, const double* w, double* c,
                       Accumulate accumulate = Accumulate::kOverwrite);

@@ -17,13 +17,17 @@ constexpr int64_t kRowsACall = int64_t{1} << 24;
 // Outputs of a matrix-vector product that one thread takes at a time.
 constexpr int64_t kColumnsAPart = 64;
 
+void check_shape(int64_t m, int64_t out, int64_t in) {
+  check(m >= 0 && out >= 1 && in >= 1, "a matrix product has a positive shape");
+  check(out <= std::numeric_limits<blasint>::max() && in <= std::numeric_limits<blasint>::max(),
+        "a weight's sides fit OpenBLAS's integers");
+}
+
 }  // namespace
 
 void matmul(int64_t m, int64_t out, int64_t in, const float* a, const float* w, float* c,
             Accumulate accumulate) {
-  check(m >= 0 && out >= 1 && in >= 1, "a matrix product has a positive shape");
-  check(out <= std::numeric_limits<blasint>::max() && in <= std::numeric_limits<blasint>::max(),
-        "a weight's sides fit OpenBLAS's integers");
+  check_shape(m, out, in);
   const float beta = accumulate == Accumulate::kAdd ? 1.0F : 0.0F;
   const auto columns = static_cast<blasint>(out), depth = static_cast<blasint>(in);
   if (m <= kMaxGemvRows) {
@@ -40,6 +44,31 @@ void matmul(int64_t m, int64_t out, int64_t in, const float* a, const float* w, 
     const auto rows = static_cast<blasint>(std::min(kRowsACall, m - row));
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, columns, depth, 1.0F, a + row * in, depth, w,
                 depth, beta, c + row * out, columns);
+  }
+}
+
+void matmul_input_gradient(int64_t m, int64_t out, int64_t in, const float* dc, const float* w, float* da,
+                           Accumulate accumulate) {
+  check_shape(m, out, in);
+  const float beta = accumulate == Accumulate::kAdd ? 1.0F : 0.0F;
+  const auto columns = static_cast<blasint>(in), depth = static_cast<blasint>(out);
+  for (int64_t row = 0; row < m; row += kRowsACall) {
+    const auto rows = static_cast<blasint>(std::min(kRowsACall, m - row));
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, columns, depth, 1.0F, dc + row * out, depth,
+                w, columns, beta, da + row * in, columns);
+  }
+}
+
+void matmul_weight_gradient(int64_t m, int64_t out, int64_t in, const float* dc, const float* a, float* dw,
+                            Accumulate accumulate) {
+  check_shape(m, out, in);
+  if (m == 0 && accumulate == Accumulate::kOverwrite) std::fill_n(dw, out * in, 0.0F);
+  const auto rows = static_cast<blasint>(out), columns = static_cast<blasint>(in);
+  for (int64_t row = 0; row < m; row += kRowsACall) {
+    const float beta = accumulate == Accumulate::kAdd || row > 0 ? 1.0F : 0.0F;
+    const auto depth = static_cast<blasint>(std::min(kRowsACall, m - row));
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, rows, columns, depth, 1.0F, dc + row * out, rows,
+                a + row * in, columns, beta, dw, columns);
   }
 }
 

@@ -13,6 +13,16 @@ void rmsnorm(int64_t n, int64_t hidden, const float* x, const float* weight, flo
 void rmsnorm_reference(int64_t n, int64_t hidden, const double* x, const double* weight, double epsilon,
                        double* out);
 
+/// The gradient: with r = 1 / sqrt(mean(x^2) + epsilon) of a row,
+///     dx += r (weight d_out - x r^2 mean(x weight d_out)),   d_weight += sum over rows of x r d_out.
+/// x, d_out, dx [n, D]; weight, d_weight [D]. dx is ADDED into, since the residual stream's gradient goes
+/// past the norm beside this one; d_out must not overlap it. d_weight is added into, its sums over rows are
+/// made in double; bitwise the same for any number of threads.
+void rmsnorm_backward(int64_t n, int64_t hidden, const float* x, const float* weight, float epsilon,
+                      const float* d_out, float* dx, float* d_weight);
+void rmsnorm_backward_reference(int64_t n, int64_t hidden, const double* x, const double* weight,
+                                double epsilon, const double* d_out, double* dx, double* d_weight);
+
 /// GPU: x [n, D] read once (twice beyond D = 32768), out written once; weight and sums in fp32; out may be x.
 /// hidden a multiple of 8; arrays 16-byte aligned.
 void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,

@@ -1,4 +1,4 @@
-// The inner loop of RMSNorm, one version an instruction set.
+// The inner loops of RMSNorm and of its gradient, one version an instruction set.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,9 @@ namespace longhalo {
 struct RmsnormKernels {
   void (*row)(int64_t hidden, const float* x, const float* weight, float epsilon,
               float* out);  // out may be x
+  /// Adds to dx and to d_weight.
+  void (*gradient)(int64_t hidden, const float* x, const float* weight, float epsilon, const float* d_out,
+                   float* dx, float* d_weight);
 };
 
 LONGHALO_DECLARE_SIMD(RmsnormKernels, rmsnorm_kernels)

@@ -23,14 +23,20 @@ struct Llama3RopeScaling {
 std::vector<double> rotary_frequencies(int64_t head_dim, double theta,
                                        const Llama3RopeScaling* scaling = nullptr);
 
+/// kBackward turns the other way round: a rotation's inverse is its transpose, so it takes the gradient of
+/// the rotated x to the gradient of x.
+enum class RotaryDirection { kForward, kBackward };
+
 /// Rotates x [n, heads, d] in place; row i stands at position first_position + i * step.
 /// Angles are made in double, so that position 10,000,000 is as exact as position 10.
 void rotary(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double>& frequencies,
-            double first_position, double step, float* x);
+            double first_position, double step, float* x,
+            RotaryDirection direction = RotaryDirection::kForward);
 
 /// The definition in fp64.
 void rotary_reference(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double>& frequencies,
-                      double first_position, double step, double* x);
+                      double first_position, double step, double* x,
+                      RotaryDirection direction = RotaryDirection::kForward);
 
 /// GPU: x [n, heads, d] in place, row i at x + i * row_stride; d a multiple of 16, x 16-byte aligned,
 /// row_stride a multiple of 8. `frequencies` [d/2] in device memory; angles in double, cosines once a token

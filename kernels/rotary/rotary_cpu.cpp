@@ -16,8 +16,9 @@ constexpr int64_t kAnchor = 32;
 
 class TurnTable {
  public:
-  TurnTable(int64_t rows, const std::vector<double>& frequencies)
+  TurnTable(int64_t rows, const std::vector<double>& frequencies, RotaryDirection direction)
       : frequencies_(frequencies),
+        sign_(direction == RotaryDirection::kForward ? 1 : -1),
         half_(static_cast<int64_t>(frequencies.size())),
         values_(static_cast<size_t>(2 * rows * half_)) {}
 
@@ -26,7 +27,7 @@ class TurnTable {
     for (int64_t c = 0; c < half_; ++c) {
       const double angle = position * frequencies_[static_cast<size_t>(c)];
       cosine[c] = std::cos(angle);
-      cosine[half_ + c] = std::sin(angle);
+      cosine[half_ + c] = sign_ * std::sin(angle);
     }
   }
   Turn turn(int64_t row) const {
@@ -36,6 +37,7 @@ class TurnTable {
 
  private:
   const std::vector<double>& frequencies_;
+  double sign_;
   int64_t half_;
   std::vector<double> values_;
 };
@@ -43,7 +45,7 @@ class TurnTable {
 }  // namespace
 
 void rotary(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double>& frequencies,
-            double first_position, double step, float* x) {
+            double first_position, double step, float* x, RotaryDirection direction) {
   const int64_t half = head_dim / 2;
   check(n >= 0 && heads >= 1 && head_dim >= 2 && head_dim % 2 == 0, "rotary has rows of even head dimension");
   check(static_cast<int64_t>(frequencies.size()) == half, "rotary has one frequency a pair of dimensions");
@@ -54,7 +56,7 @@ void rotary(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double
   const double rest = first_position - static_cast<double>(start) * step;
   const int64_t first_block = start / kAnchor, blocks = (start + n - 1) / kAnchor - first_block + 1;
 
-  TurnTable offsets(kAnchor, frequencies);
+  TurnTable offsets(kAnchor, frequencies, direction);
   const int64_t low = blocks == 1 ? start % kAnchor : 0, high = std::min(low + n, kAnchor);
   for (int64_t j = low; j < high; ++j)
     offsets.set(j, static_cast<double>(j) * step);
@@ -66,7 +68,7 @@ void rotary(int64_t n, int64_t heads, int64_t head_dim, const std::vector<double
   const RotaryKernels& kernels = LONGHALO_SIMD(rotary_kernels);
 #pragma omp parallel if (blocks > 1)
   {
-    TurnTable anchor(1, frequencies);
+    TurnTable anchor(1, frequencies, direction);
     std::vector<float> table(static_cast<size_t>(head_dim));
 #pragma omp for schedule(static)
     for (int64_t b = 0; b < blocks; ++b) {

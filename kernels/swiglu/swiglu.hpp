@@ -12,6 +12,12 @@ namespace longhalo {
 void swiglu(int64_t n, int64_t ffn, const float* gate_up, float* out);
 void swiglu_reference(int64_t n, int64_t ffn, const double* gate_up, double* out);
 
+/// The gradient: with s = 1 / (1 + exp(-gate)), d_gate = d_out up s (1 + gate (1 - s)), d_up = d_out gate s.
+/// d_out [n, F]; d_gate_up [n, 2F] as gate_up, overwritten; it may be gate_up itself, not d_out.
+void swiglu_backward(int64_t n, int64_t ffn, const float* gate_up, const float* d_out, float* d_gate_up);
+void swiglu_backward_reference(int64_t n, int64_t ffn, const double* gate_up, const double* d_out,
+                               double* d_gate_up);
+
 /// GPU: each element read once, out written once. ffn a multiple of 8; arrays 16-byte aligned.
 void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, BFloat16* out);
 /// GPU, and the result quantised in the same pass, from fp32 (quantize.hpp says how); beyond F = 32768

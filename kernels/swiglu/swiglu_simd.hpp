@@ -1,4 +1,4 @@
-// The inner loop of SwiGLU, one version an instruction set.
+// The inner loops of SwiGLU and of its gradient, one version an instruction set.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,8 @@ namespace longhalo {
 
 struct SwigluKernels {
   void (*row)(int64_t ffn, const float* gate, const float* up, float* out);
+  void (*gradient)(int64_t ffn, const float* gate, const float* up, const float* d_out, float* d_gate,
+                   float* d_up);  // d_gate and d_up may be gate and up
 };
 
 LONGHALO_DECLARE_SIMD(SwigluKernels, swiglu_kernels)

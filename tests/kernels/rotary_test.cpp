@@ -44,6 +44,39 @@ TEST_P(Rotary, AgreesWithTheDefinition) {
   }
 }
 
+// The transpose, which for a rotation is the inverse: <R x, y> = <x, R^T y>, and R^T R x = x.
+TEST_P(Rotary, BackwardIsTheTransposeAndTheInverse) {
+  const int64_t n = 50, heads = 3, d = 16;
+  const auto frequencies = rotary_frequencies(d, 10000);
+  for (auto [first, step] : {std::pair<double, double>{1000, 1}, {127.5, 256}}) {
+    const auto x = normal(n * heads * d, 1), y = normal(n * heads * d, 2);
+    auto turned = upcast(x), back = upcast(y);
+    rotary_reference(n, heads, d, frequencies, first, step, turned.data());
+    rotary_reference(n, heads, d, frequencies, first, step, back.data(), RotaryDirection::kBackward);
+    double left = 0, right = 0, size = 0;
+    for (size_t at = 0; at < x.size(); ++at) {
+      left += turned[at] * y[at];
+      right += x[at] * back[at];
+      size += std::abs(turned[at] * y[at]);
+    }
+    EXPECT_NEAR(left, right, size * 1e-13);
+    std::vector<float> got = x;
+    rotary(n, heads, d, frequencies, first, step, got.data());
+    rotary(n, heads, d, frequencies, first, step, got.data(), RotaryDirection::kBackward);
+    std::vector<float> got_back = y;
+    rotary(n, heads, d, frequencies, first, step, got_back.data(), RotaryDirection::kBackward);
+    for (size_t row = 0; row < x.size(); row += static_cast<size_t>(d)) {
+      for (size_t at = row; at < row + static_cast<size_t>(d); ++at) {
+        const size_t other = row + (at - row + static_cast<size_t>(d / 2)) % static_cast<size_t>(d);
+        // 4 u of the pair's length a turn (AgreesWithTheDefinition), and each turn's error is turned on:
+        // sqrt 2.
+        ASSERT_NEAR(got[at], x[at], (4 + 4 * 1.5) * kUnit * std::hypot(x[at], x[other]));
+        ASSERT_NEAR(got_back[at], back[at], 4 * kUnit * std::hypot(y[at], y[other]));
+      }
+    }
+  }
+}
+
 TEST_P(Rotary, ARowDoesNotDependOnTheTileItComesIn) {
   const int64_t heads = 2, d = 64, row = heads * d;
   const auto frequencies = rotary_frequencies(d, 10000);

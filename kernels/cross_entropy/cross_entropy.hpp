@@ -1,0 +1,48 @@
+// The loss of a language model and its gradient in one go: logits = x head^T are made for a tile of rows at a
+// time, turned into their own gradient in place and multiplied back, so that [n, V] never exists.
+//
+// For each row i whose label is not kIgnoredLabel, with l = logits[i]:
+//     lse = log sum exp(l),   loss_i = lse - l[label] + z_loss * lse^2
+// and d_x, d_head are the gradients of scale * (sum of all loss_i). The z-loss keeps lse near 0 (Chowdhery et
+// al., "PaLM" (2022), section 5). With scale = 1 / (labels of the whole batch, all ranks) the loss is their
+// mean. Cost: 6 * n * V * D FLOPs (three products), 2 * n * V * D without gradients. All CPU kernels'
+// threads.
+#pragma once
+
+#include <cstdint>
+
+namespace longhalo {
+
+inline constexpr int32_t kIgnoredLabel = -100;
+
+template <class T>
+struct CrossEntropy {
+  int64_t n = 0;
+  int64_t hidden = 0;               // D
+  int64_t vocabulary = 0;           // V
+  const T* x = nullptr;             // [n, D] normed hidden states
+  const T* head = nullptr;          // [V, D]
+  const int32_t* labels = nullptr;  // [n] in [0, V), or kIgnoredLabel: the row counts for nothing
+  T z_loss = 0;
+  T scale = 1;  // of the gradients alone
+
+  T* d_x = nullptr;     // [n, D] ADDED into; nullptr: not wanted
+  T* d_head = nullptr;  // [V, D] ADDED into (the tied table's too); nullptr: not wanted
+};
+
+/// Sums over the rows that count, not scaled; in nats.
+struct CrossEntropySums {
+  double loss = 0;    // sum of lse - l[label]
+  double z_loss = 0;  // sum of z_loss * lse^2
+  int64_t count = 0;
+};
+
+/// The CPU kernel, fp32, sums of losses in double. A logit that is not finite makes the sums not finite.
+/// Temporary memory: one tile of logits, at most 64 MiB or 64 rows of them. A label out of range is an
+/// InvariantError.
+CrossEntropySums cross_entropy(const CrossEntropy<float>& problem);
+
+/// The definition in fp64, row by row.
+CrossEntropySums cross_entropy_reference(const CrossEntropy<double>& problem);
+
+}  // namespace longhalo
