@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -23,12 +22,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kMark = ".tmp.";
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
-  return name.data();
-}
 
 struct Writer {
   std::string host;

@@ -4,6 +4,7 @@
 // update() calls.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -40,10 +41,12 @@ class Checksum64 {
     return result ^ (result >> 31);
   }
 
- private:
+  /// One bijective step, for those who build on it.
   static uint64_t step(uint64_t state, uint64_t word) {
     return std::rotl(state ^ word, 29) * 0xd6e8feb86659fd93ull + 0x2545f4914f6cdd1dull;
   }
+
+ private:
   void push(std::byte byte) {
     pending_ |= static_cast<uint64_t>(byte) << (8 * pending_bytes_);
     if (++pending_bytes_ == 8) {
@@ -58,5 +61,27 @@ class Checksum64 {
   uint64_t length_ = 0;
   int pending_bytes_ = 0;
 };
+
+/// The same steps over eight lanes of words that do not wait for each other: several times as fast, for one
+/// block that is there as a whole. Not the value of Checksum64.
+inline uint64_t block_checksum(std::span<const std::byte> bytes) {
+  constexpr size_t kLanes = 8;
+  std::array<uint64_t, kLanes> lanes;
+  for (size_t lane = 0; lane < kLanes; ++lane)
+    lanes[lane] = 0x6a09e667f3bcc909ull + lane;
+  const size_t whole = bytes.size() / (8 * kLanes) * (8 * kLanes);
+  for (size_t at = 0; at < whole; at += 8 * kLanes) {
+    std::array<uint64_t, kLanes> words;
+    std::memcpy(words.data(), bytes.data() + at, sizeof words);
+    for (size_t lane = 0; lane < kLanes; ++lane)
+      lanes[lane] = Checksum64::step(lanes[lane], words[lane]);
+  }
+  Checksum64 sum;
+  sum.update_values(std::span<const uint64_t>(lanes));
+  sum.update(bytes.subspan(whole));
+  const auto length = static_cast<uint64_t>(bytes.size());
+  sum.update_values(std::span<const uint64_t>(&length, 1));
+  return sum.value();
+}
 
 }  // namespace longhalo

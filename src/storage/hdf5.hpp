@@ -15,18 +15,21 @@
 
 namespace longhalo {
 
-enum class Hdf5Type { kUint8, kUint16, kUint32, kInt32, kInt64, kFloat32, kFloat64 };
+enum class Hdf5Type { kUint8, kUint16, kUint32, kUint64, kInt32, kInt64, kFloat32, kFloat64 };
 
 std::string_view hdf5_type_name(Hdf5Type type);
 int64_t hdf5_type_bytes(Hdf5Type type);
 /// "1.10.8", for the run log.
 std::string hdf5_version();
+/// Whether several threads may use the library at once.
+bool hdf5_is_thread_safe();
 
 template <class T>
 constexpr Hdf5Type hdf5_type_of() {
   if constexpr (std::is_same_v<T, uint8_t>) return Hdf5Type::kUint8;
   if constexpr (std::is_same_v<T, uint16_t>) return Hdf5Type::kUint16;
   if constexpr (std::is_same_v<T, uint32_t>) return Hdf5Type::kUint32;
+  if constexpr (std::is_same_v<T, uint64_t>) return Hdf5Type::kUint64;
   if constexpr (std::is_same_v<T, int32_t>) return Hdf5Type::kInt32;
   if constexpr (std::is_same_v<T, int64_t>) return Hdf5Type::kInt64;
   if constexpr (std::is_same_v<T, float>) return Hdf5Type::kFloat32;
@@ -101,13 +104,15 @@ class Hdf5Dataset {
 
 class Hdf5File {
  public:
-  /// Makes a new file, emptying an existing one.
-  static Hdf5File create(const std::filesystem::path& path);
+  /// Makes a new file, emptying an existing one. Datasets of at least `alignment_bytes` begin at a multiple
+  /// of it in the file.
+  static Hdf5File create(const std::filesystem::path& path, int64_t alignment_bytes = 1);
   /// Opens an existing file for reading.
   static Hdf5File open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
   bool contains(const std::string& name) const;
+  /// Makes the groups on the way to "group/name" too.
   Hdf5Dataset create_dataset(const std::string& name, Hdf5Type type, const std::vector<int64_t>& shape);
   Hdf5Dataset dataset(const std::string& name) const;
 

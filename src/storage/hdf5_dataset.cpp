@@ -23,6 +23,7 @@ std::optional<Hdf5Type> type_of(hid_t stored) {
   if (!is_signed && bytes == 1) return Hdf5Type::kUint8;
   if (!is_signed && bytes == 2) return Hdf5Type::kUint16;
   if (!is_signed && bytes == 4) return Hdf5Type::kUint32;
+  if (!is_signed && bytes == 8) return Hdf5Type::kUint64;
   if (is_signed && bytes == 4) return Hdf5Type::kInt32;
   if (is_signed && bytes == 8) return Hdf5Type::kInt64;
   return std::nullopt;
@@ -37,7 +38,7 @@ Hdf5Dataset::Hdf5Dataset(Hdf5Id id, std::filesystem::path file, std::string name
   const std::optional<Hdf5Type> type = type_of(stored.get());
   if (!type) {
     throw UserError("its values are of a type that LongHalo does not read", where(),
-                    "store unsigned 8/16/32-bit, signed 32/64-bit integers or 32/64-bit floats");
+                    "store unsigned 8/16/32/64-bit, signed 32/64-bit integers or 32/64-bit floats");
   }
   type_ = *type;
   const int dimensions = H5Sget_simple_extent_ndims(space.get());

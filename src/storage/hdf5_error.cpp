@@ -27,10 +27,10 @@ void start_hdf5() {
   // NOTE: no clean-up by the library at exit. A file that could not be closed because the disk is full stays
   // in its books, and HDF5 1.10.8 crashes when it visits that file again. Every file is closed, and that
   // checked, by its owner.
-  static const bool started = [] {
-    return H5dont_atexit() >= 0 && H5open() >= 0 && H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
-  }();
-  check(started, "the HDF5 library starts");
+  static const bool started = [] { return H5dont_atexit() >= 0 && H5open() >= 0; }();
+  // Each thread has an error stack of its own.
+  thread_local const bool quiet = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
+  check(started && quiet, "the HDF5 library starts");
 }
 
 std::string hdf5_error_text() {
@@ -72,6 +72,8 @@ hid_t hdf5_native(Hdf5Type type) {
       return H5T_NATIVE_UINT16;
     case Hdf5Type::kUint32:
       return H5T_NATIVE_UINT32;
+    case Hdf5Type::kUint64:
+      return H5T_NATIVE_UINT64;
     case Hdf5Type::kInt32:
       return H5T_NATIVE_INT32;
     case Hdf5Type::kInt64:
@@ -93,6 +95,8 @@ std::string_view hdf5_type_name(Hdf5Type type) {
       return "uint16";
     case Hdf5Type::kUint32:
       return "uint32";
+    case Hdf5Type::kUint64:
+      return "uint64";
     case Hdf5Type::kInt32:
       return "int32";
     case Hdf5Type::kInt64:
@@ -115,11 +119,18 @@ int64_t hdf5_type_bytes(Hdf5Type type) {
     case Hdf5Type::kInt32:
     case Hdf5Type::kFloat32:
       return 4;
+    case Hdf5Type::kUint64:
     case Hdf5Type::kInt64:
     case Hdf5Type::kFloat64:
       return 8;
   }
   return 0;
+}
+
+bool hdf5_is_thread_safe() {
+  start_hdf5();
+  hbool_t is_safe = 0;
+  return H5is_library_threadsafe(&is_safe) >= 0 && is_safe;
 }
 
 std::string hdf5_version() {

@@ -12,8 +12,9 @@ namespace {
 
 Hdf5Id file_access() {
   Hdf5Id access = own_hdf5(H5Pcreate(H5P_FILE_ACCESS), close_hdf5::properties, "H5Pcreate");
-  // Our files are never changed in place, so the library's lock protects nothing, while on some network disks
-  // it blocks or refuses the open. The environment variable HDF5_USE_FILE_LOCKING=TRUE still overrules this.
+  // Our files are never changed in place while the library has them open, so its lock protects nothing, while
+  // on some network disks it blocks or refuses the open. The environment variable HDF5_USE_FILE_LOCKING=TRUE
+  // still overrules this.
   check(H5Pset_file_locking(access.get(), false, true) >= 0, "H5Pset_file_locking succeeds");
   return access;
 }
@@ -76,9 +77,11 @@ std::string unpadded(std::string_view stored) {
 
 }  // namespace
 
-Hdf5File Hdf5File::create(const std::filesystem::path& path) {
+Hdf5File Hdf5File::create(const std::filesystem::path& path, int64_t alignment_bytes) {
   start_hdf5();
   const Hdf5Id access = file_access();
+  const auto alignment = static_cast<hsize_t>(alignment_bytes);
+  check(H5Pset_alignment(access.get(), alignment, alignment) >= 0, "H5Pset_alignment succeeds");
   Hdf5Id id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), close_hdf5::file);
   if (id.get() < 0) throw_hdf5_write_error("create the file", path.string(), path, 0);
   return Hdf5File(std::move(id), path);
@@ -110,7 +113,9 @@ Hdf5Dataset Hdf5File::create_dataset(const std::string& name, Hdf5Type type,
   const Hdf5Id space = own_hdf5(H5Screate_simple(static_cast<int>(shape.size()), lengths.data(), nullptr),
                                 close_hdf5::dataspace, "H5Screate_simple");
   const Hdf5Id layout = contiguous();
-  Hdf5Id id(H5Dcreate2(id_.get(), name.c_str(), hdf5_native(type), space.get(), H5P_DEFAULT, layout.get(),
+  const Hdf5Id links = own_hdf5(H5Pcreate(H5P_LINK_CREATE), close_hdf5::properties, "H5Pcreate");
+  check(H5Pset_create_intermediate_group(links.get(), 1) >= 0, "groups can be made on the way");
+  Hdf5Id id(H5Dcreate2(id_.get(), name.c_str(), hdf5_native(type), space.get(), links.get(), layout.get(),
                        H5P_DEFAULT),
             close_hdf5::dataset);
   if (id.get() < 0) {

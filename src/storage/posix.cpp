@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -101,6 +102,18 @@ void write_all(const FileDescriptor& descriptor, std::span<const std::byte> byte
   }
 }
 
+void write_exactly(const FileDescriptor& descriptor, int64_t offset, std::span<const std::byte> bytes,
+                   const fs::path& file, int64_t bytes_needed) {
+  while (!bytes.empty()) {
+    const ssize_t put =
+        ::pwrite(descriptor.get(), bytes.data(), std::min(bytes.size(), kMaxTransferBytes), offset);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) throw_write_error(errno, file, bytes_needed);
+    offset += put;
+    bytes = bytes.subspan(static_cast<size_t>(put));
+  }
+}
+
 void sync_file(const FileDescriptor& descriptor, const fs::path& file) {
   // NOTE: after a failed fsync the kernel may drop the dirty pages, so a second fsync that succeeds proves
   // nothing.
@@ -134,6 +147,12 @@ int64_t free_bytes(const fs::path& path) {
 void require_space(const fs::path& file, int64_t bytes_needed) {
   const int64_t available = free_bytes(file);
   if (available >= 0 && available < bytes_needed) throw_write_error(ENOSPC, file, bytes_needed);
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
 }
 
 void throw_file_error(int error, std::string_view action, const fs::path& file) {

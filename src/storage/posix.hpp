@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace longhalo {
@@ -44,6 +45,10 @@ void read_exactly(const FileDescriptor& descriptor, int64_t offset, std::span<st
 void write_all(const FileDescriptor& descriptor, std::span<const std::byte> bytes,
                const std::filesystem::path& file, int64_t bytes_needed);
 
+/// Writes all bytes at `offset`. The rest as write_all().
+void write_exactly(const FileDescriptor& descriptor, int64_t offset, std::span<const std::byte> bytes,
+                   const std::filesystem::path& file, int64_t bytes_needed);
+
 /// Forces data to the disk. Throws UserError.
 void sync_file(const FileDescriptor& descriptor, const std::filesystem::path& file);
 void sync_directory(const std::filesystem::path& directory);
@@ -57,6 +62,9 @@ int64_t free_bytes(const std::filesystem::path& path);
 
 /// Throws UserError unless `bytes_needed` are free where `file` will be written.
 void require_space(const std::filesystem::path& file, int64_t bytes_needed);
+
+/// The name of this machine, "unknown" if it has none.
+std::string host_name();
 
 /// Throws the UserError for errno value `error` met while `action` ("open", "read", ...).
 [[noreturn]] void throw_file_error(int error, std::string_view action, const std::filesystem::path& file);

@@ -1,12 +1,9 @@
 #include "storage/results.hpp"
 
 #include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <vector>
@@ -100,34 +97,26 @@ ResultKey ResultKey::of(const json& record) {
 }
 
 ResultWriter::ResultWriter(const fs::path& directory, IfResultsExist if_exist, Settings settings)
-    : directory_(directory),
-      settings_(std::move(settings)),
-      records_file_(directory / "results.jsonl"),
-      lock_file_(directory / ".longhalo.lock") {
+    : directory_(directory), settings_(std::move(settings)), records_file_(directory / "results.jsonl") {
   make_directory(directory_);
-  lock();
-  try {
-    probe();
-    std::error_code ignored;
-    if (fs::exists(records_file_, ignored)) {
-      if (!fs::is_regular_file(records_file_, ignored)) {  // replacing a folder would delete what is in it
-        throw UserError("this is not a file of records", records_file_.string(),
-                        "choose another output folder, or remove what is in the way");
-      }
-      if (if_exist == IfResultsExist::kError) {
-        throw UserError("there are results already", records_file_.string(),
-                        "choose another output folder, or ask to resume or to replace the old results");
-      }
-      if (if_exist == IfResultsExist::kResume) read_existing();
+  lock_.emplace(directory_);
+  probe();
+  std::error_code ignored;
+  if (fs::exists(records_file_, ignored)) {
+    if (!fs::is_regular_file(records_file_, ignored)) {  // replacing a folder would delete what is in it
+      throw UserError("this is not a file of records", records_file_.string(),
+                      "choose another output folder, or remove what is in the way");
     }
-    remove_previous_ = if_exist == IfResultsExist::kResume;  // of a replacing job that was killed
-    move_aside_ = if_exist == IfResultsExist::kReplace;
-    remove_abandoned_temporaries(directory_, Abandoned::kAll);
-    remove_abandoned_temporaries(directory_ / "arrays", Abandoned::kAll);
-  } catch (...) {
-    ::unlink(lock_file_.c_str());
-    throw;
+    if (if_exist == IfResultsExist::kError) {
+      throw UserError("there are results already", records_file_.string(),
+                      "choose another output folder, or ask to resume or to replace the old results");
+    }
+    if (if_exist == IfResultsExist::kResume) read_existing();
   }
+  remove_previous_ = if_exist == IfResultsExist::kResume;  // of a replacing job that was killed
+  move_aside_ = if_exist == IfResultsExist::kReplace;
+  remove_abandoned_temporaries(directory_, Abandoned::kAll);
+  remove_abandoned_temporaries(directory_ / "arrays", Abandoned::kAll);
 }
 
 ResultWriter::~ResultWriter() {
@@ -136,39 +125,6 @@ ResultWriter::~ResultWriter() {
   } catch (const std::exception& error) {
     log_error(text("the last records could not be written: ", error.what()));
   }
-  ::unlink(lock_file_.c_str());
-}
-
-void ResultWriter::lock() {
-  for (;;) {
-    lock_ = FileDescriptor(::open(lock_file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-    if (!lock_.is_open()) throw_write_error(errno, lock_file_, kProbeBytes);
-    if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EWOULDBLOCK) {
-        std::array<char, 300> holder{};
-        const ssize_t got = ::pread(lock_.get(), holder.data(), holder.size() - 1, 0);
-        throw UserError(text("another job is writing into this folder", got > 0 ? ": " : "", holder.data()),
-                        directory_.string(), "wait for that job to end, or choose another output folder");
-      }
-      log_warning(text(lock_file_.string(),
-                       " cannot be locked on this file system; take care that no other job ",
-                       "writes into this folder"));
-    }
-    // The holder before us may have removed the file between our open and our lock; then ours is no longer in
-    // the folder and the next job would not see it.
-    struct stat ours {};
-    struct stat current {};
-    if (::fstat(lock_.get(), &ours) == 0 && ::stat(lock_file_.c_str(), &current) == 0 &&
-        ours.st_ino == current.st_ino) {
-      break;
-    }
-  }
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  const std::string holder = text("process ", ::getpid(), " on ", host.data());
-  // Only for the message above: a full disk is met, with a better error, by probe().
-  [[maybe_unused]] const int cut = ::ftruncate(lock_.get(), 0);
-  [[maybe_unused]] const ssize_t put = ::pwrite(lock_.get(), holder.data(), holder.size(), 0);
 }
 
 void ResultWriter::probe() {

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -21,6 +22,7 @@
 
 #include "core/clock.hpp"
 #include "storage/checksum.hpp"
+#include "storage/folder_lock.hpp"
 #include "storage/posix.hpp"
 
 namespace longhalo {
@@ -84,7 +86,6 @@ class ResultWriter {
   void finish();
 
  private:
-  void lock();
   void probe();
   void read_existing();
   void move_old_results_aside();
@@ -94,8 +95,7 @@ class ResultWriter {
   std::filesystem::path directory_;
   Settings settings_;
   std::filesystem::path records_file_;
-  std::filesystem::path lock_file_;
-  FileDescriptor lock_;
+  std::optional<FolderLock> lock_;
   std::set<ResultKey> recorded_;
   bool move_aside_ = false;       // old results have to be moved before the first new ones appear
   bool remove_previous_ = false;  // what was moved aside is superseded once this job is done

@@ -1,0 +1,93 @@
+// Job checkpoints that a kill at any moment cannot spoil. Every rank writes its parts into
+// checkpoints/step_000123/: temporary file -> flush, close, fsync -> read back, compare checksums -> rename
+// -> fsync the folder; then all ranks agree; then rank 0 writes the manifest, which is the commit; only then
+// are old checkpoints removed. Parts are written by a thread while the job goes on, at most one checkpoint at
+// a time; what needs all ranks is done in start() and commit(), on the caller's thread.
+//
+// A folder holds model.safetensors (or its shards and index) and small files such as config.json, so that
+// transformers opens it; optimizer_00001_of_00004.h5 and so on; and manifest.json.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "storage/checkpoint_manifest.hpp"
+#include "storage/folder_lock.hpp"
+#include "storage/optimizer_state.hpp"
+#include "storage/rank_agreement.hpp"
+#include "storage/safetensors_writer.hpp"
+
+namespace longhalo {
+
+/// One checkpoint, seen from one rank. What spans point to stays as it is until commit() returns or throws.
+struct CheckpointContents {
+  int64_t step = 0;
+  /// The whole model, the same list on every rank; files of it are written by different ranks.
+  std::vector<NamedTensor> weights;
+  /// This rank's part of the optimizer's state.
+  std::vector<OptimizerSlice> optimizer;
+  /// Small files by name (config.json, tokenizer.json); those of rank 0 count.
+  std::vector<std::pair<std::string, std::string>> files;
+  nlohmann::json job_state;   // counters, data position; that of rank 0 counts
+  nlohmann::json rank_state;  // this rank's own: random numbers
+};
+
+struct CheckpointOptions {
+  int keep = 2;  // at least 2: the newest may turn out damaged
+  int64_t max_weight_file_bytes = 5'000'000'000;
+  /// Called after every step of the order with its name, on whichever thread takes it: for tests that end
+  /// the process there.
+  std::function<void(std::string_view)> observe = [](std::string_view) {};
+};
+
+class CheckpointWriter {
+ public:
+  /// Makes the folder, keeps other jobs out of it and removes what dead jobs left half-written. Collective;
+  /// all ranks name the same folder. Throws on all ranks.
+  CheckpointWriter(std::filesystem::path directory, RankAgreement ranks, CheckpointOptions options = {});
+  /// Waits for the thread; a checkpoint without commit() stays uncommitted.
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  /// Checks the space and begins to write in the background. Collective; the one before is committed. Throws
+  /// on all ranks.
+  void start(CheckpointContents contents);
+  bool is_started() const { return contents_.has_value(); }
+  /// Whether this rank's parts are written or have failed: commit() will not wait for this rank.
+  bool is_written() const { return is_written_; }
+  /// Waits for all ranks' parts, commits, prunes; returns the checkpoint's folder. Collective. Throws on all
+  /// ranks what went wrong on any; the checkpoints before stay, and another start() may follow.
+  std::filesystem::path commit();
+
+ private:
+  void write_parts();
+  void write_weights();
+  void finish(VerifiedFile& file, const std::string& name);
+  void write_manifest(const std::vector<std::string>& reports);
+  void abandon();
+
+  std::filesystem::path directory_;
+  RankAgreement ranks_;
+  CheckpointOptions options_;
+  std::optional<FolderLock> lock_;  // rank 0's
+
+  std::optional<CheckpointContents> contents_;
+  std::filesystem::path folder_;
+  std::vector<ManifestPart> parts_;
+  std::exception_ptr error_;
+  std::atomic<bool> is_written_{false};
+  std::thread thread_;
+};
+
+}  // namespace longhalo
