@@ -149,6 +149,35 @@ TEST_P(AttentionBackward, WhatIsNotSeenDoesNotCount) {
       std::all_of(got.dq.begin(), got.dq.begin() + int64_t{20} * 4 * 16, [](float x) { return x == 0; }));
 }
 
+// A key that is not a number spoils the rows that see it and the keys that those see, and nothing else, even
+// within one block of rows.
+TEST_P(AttentionBackward, WhatIsNotANumberStaysWithTheRowsThatSeeIt) {
+  AttentionProblem p;
+  p.heads = 2, p.kv_heads = 1, p.head_dim = 16, p.queries = 120;
+  add_band(p, {1, 0, 30}, 0, 120);
+  fill(p, 7);
+  const std::vector<float> d_out = output_gradient(p, 8);
+  const GradientAnswer clean = run_backward(p, d_out);
+  for (auto* x : {&p.bands[0].k, &p.bands[0].v}) {
+    const std::vector<float> before = *x;
+    std::fill_n(x->begin() + 40 * 16, 16, std::numeric_limits<float>::quiet_NaN());  // seen by rows 40 to 69
+    const GradientAnswer got = run_backward(p, d_out);
+    *x = before;
+    for (size_t row = 0; row < 120; ++row) {
+      const size_t dq = row * 32, dk = row * 16;
+      EXPECT_EQ(std::isnan(got.dq[dq]), row >= 40 && row < 70) << row;
+      EXPECT_EQ(std::isnan(got.dk[0][dk]), row >= 11 && row < 70) << row;  // row 40 sees keys from 11 on
+      if (row < 40 || row >= 70) {
+        EXPECT_EQ(got.dq[dq], clean.dq[dq]) << row;
+      }
+      if (row < 11 || row >= 70) {
+        EXPECT_EQ(got.dk[0][dk], clean.dk[0][dk]) << row;
+        EXPECT_EQ(got.dv[0][dk], clean.dv[0][dk]) << row;
+      }
+    }
+  }
+}
+
 TEST_P(AttentionBackward, ScoresOfAnySizeStayFinite) {
   AttentionProblem p;
   p.heads = 2, p.kv_heads = 1, p.head_dim = 64, p.queries = 70;
