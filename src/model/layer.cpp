@@ -57,7 +57,7 @@ void Layer::rotate_keys(int64_t n, int64_t first_position, float* k) {
 }
 
 void Layer::attend(int64_t layer, int64_t n, int64_t first_position, std::span<const BandKeys<float>> bands,
-                   float* x) {
+                   float* x, const int64_t* doc_start) {
   const ModelConfig& c = weights_.config;
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const auto epsilon = static_cast<float>(c.rms_norm_epsilon);
@@ -80,6 +80,7 @@ void Layer::attend(int64_t layer, int64_t n, int64_t first_position, std::span<c
   attention.q = q_.data();
   attention.bands = bands;
   attention.landmark_bias = w.landmark_bias.data();
+  attention.doc_start = doc_start;
   attention.out = attended_.data();
   attention_forward(attention);
   times_.attention += watch.seconds();

@@ -42,9 +42,10 @@ class Layer {
   /// Rotates k [n, H_kv, d] in place; row 0 is token `first_position`.
   void rotate_keys(int64_t n, int64_t first_position, float* k);
 
-  /// x [n, D] in place, through attention over `bands` and the MLP. n <= tile.
+  /// x [n, D] in place, through attention over `bands` and the MLP. n <= tile. `doc_start` [n]: the global
+  /// position at which each token's document begins, or nullptr for 0.
   void attend(int64_t layer, int64_t n, int64_t first_position, std::span<const BandKeys<float>> bands,
-              float* x);
+              float* x, const int64_t* doc_start = nullptr);
 
  private:
   const Weights& weights_;

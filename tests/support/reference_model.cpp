@@ -42,7 +42,7 @@ void add(Doubles& x, const Doubles& y) {
 }
 
 Doubles attend(const LayerWeights& w, const ModelConfig& c, const AttentionPattern& pattern, int64_t n,
-               const Doubles& x) {
+               const Doubles& x, std::span<const int64_t> doc_start) {
   const std::vector<double> frequencies =
       rotary_frequencies(c.head_dim, c.rope_theta, c.rope_scaling ? &*c.rope_scaling : nullptr);
   const Doubles h = normed(n, x, w.attention_norm, c);
@@ -84,6 +84,7 @@ Doubles attend(const LayerWeights& w, const ModelConfig& c, const AttentionPatte
   attention.q = q.data();
   attention.bands = bands;
   attention.landmark_bias = bias.data();
+  attention.doc_start = doc_start.empty() ? nullptr : doc_start.data();
   attention.out = out.data();
   attention_reference(attention);
   return product(n, c.hidden, c.q_size(), out, w.o);
@@ -111,7 +112,7 @@ double error(std::span<const float> a, std::span<const Reference> b) {
 }  // namespace
 
 std::vector<double> reference_hidden(const Weights& weights, const AttentionPattern& pattern,
-                                     std::span<const int32_t> tokens) {
+                                     std::span<const int32_t> tokens, std::span<const int64_t> doc_start) {
   const ModelConfig& c = weights.config;
   const auto n = static_cast<int64_t>(tokens.size());
   Doubles x;
@@ -119,10 +120,33 @@ std::vector<double> reference_hidden(const Weights& weights, const AttentionPatt
     x.insert(x.end(), weights.embedding.data() + token * c.hidden,
              weights.embedding.data() + (token + 1) * c.hidden);
   for (const LayerWeights& layer : weights.layers) {
-    add(x, attend(layer, c, pattern, n, x));
+    add(x, attend(layer, c, pattern, n, x, doc_start));
     add(x, mlp(layer, c, n, x));
   }
   return normed(n, x, weights.final_norm, c);
+}
+
+double reference_loss(const Weights& weights, const AttentionPattern& pattern,
+                      std::span<const int32_t> tokens, std::span<const int32_t> labels,
+                      std::span<const int64_t> doc_start, double z_loss) {
+  const ModelConfig& c = weights.config;
+  const Doubles hidden = reference_hidden(weights, pattern, tokens, doc_start);
+  double loss = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (labels[i] < 0) continue;
+    const double* row = hidden.data() + i * static_cast<size_t>(c.hidden);
+    double sum = 0, of_label = 0;
+    for (int64_t v = 0; v < c.vocabulary; ++v) {
+      double logit = 0;
+      for (int64_t e = 0; e < c.hidden; ++e)
+        logit += row[e] * static_cast<double>(weights.head()[v * c.hidden + e]);
+      sum += std::exp(logit);
+      if (v == labels[i]) of_label = logit;
+    }
+    const double normaliser = std::log(sum);
+    loss += normaliser - of_label + z_loss * normaliser * normaliser;
+  }
+  return loss;
 }
 
 Weights small_model(int64_t layers, int64_t heads, int64_t kv_heads, int64_t strided_bands, uint64_t seed) {

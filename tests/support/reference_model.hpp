@@ -11,9 +11,15 @@
 
 namespace longhalo::test {
 
-/// Hidden states after the final norm, [N, D].
+/// Hidden states after the final norm, [N, D]. `doc_start` [N], or empty for one document.
 std::vector<double> reference_hidden(const Weights& weights, const AttentionPattern& pattern,
-                                     std::span<const int32_t> tokens);
+                                     std::span<const int32_t> tokens,
+                                     std::span<const int64_t> doc_start = {});
+
+/// Sum over tokens with a label (not negative) of cross-entropy + z_loss * log(softmax's denominator)^2.
+double reference_loss(const Weights& weights, const AttentionPattern& pattern,
+                      std::span<const int32_t> tokens, std::span<const int32_t> labels,
+                      std::span<const int64_t> doc_start, double z_loss);
 
 /// A small random model whose landmark queries, biases and norms are random too.
 Weights small_model(int64_t layers, int64_t heads, int64_t kv_heads, int64_t strided_bands, uint64_t seed);
