@@ -7,6 +7,7 @@
 #include "app/command_line.hpp"
 #include "app/infer.hpp"
 #include "app/tokenize.hpp"
+#include "app/train.hpp"
 #include "comm/mpi_session.hpp"
 #include "core/error.hpp"
 #include "core/log.hpp"
@@ -33,6 +34,8 @@ void run(const MpiSession& session, const CommandLine& command) {
   switch (command.subcommand) {
     case Subcommand::kInfer:
       return run_infer(session, config);
+    case Subcommand::kTrain:
+      return run_train(session, config);
     case Subcommand::kTokenize:
       return;  // needs no ranks: main() has dealt with it
     default:

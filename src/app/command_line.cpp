@@ -39,6 +39,7 @@ class Parser {
     CLI::App* infer = add_job(app_, "infer", Subcommand::kInfer,
                               "Read documents with a model: answer prompts, score tokens, embed chunks");
     (void)infer;
+    add_job(app_, "train", Subcommand::kTrain, "Train a model on sequences that all ranks share");
     CLI::App* bench = app_.add_subcommand("bench", "Measure a part beside the machine's own rate");
     bench->require_subcommand(1);
     for (const Benchmark& one : benchmarks()) {

@@ -26,6 +26,7 @@ class Checker {
     check_input();
     check_generate();
     check_run();
+    check_train();
     check_bench();
   }
 
@@ -140,7 +141,8 @@ class Checker {
             text(told(first),
                  " has no effect: model.shape is for model.weights: random; a checkpoint has its own"));
     }
-    const bool runs_model = subcommand_ == Subcommand::kInfer || subcommand_ == Subcommand::kBenchPrefill ||
+    const bool runs_model = subcommand_ == Subcommand::kInfer || subcommand_ == Subcommand::kTrain ||
+                            subcommand_ == Subcommand::kBenchPrefill ||
                             subcommand_ == Subcommand::kBenchLayer;
     if (runs_model && model.path.empty() && model.weights == WeightsSource::kCheckpoint) {
       fault({"model.path", "model.weights"}, "model.path is missing: the directory of the model");
@@ -148,7 +150,8 @@ class Checker {
     const bool needs_tokenizer =
         subcommand_ == Subcommand::kTokenize ||
         (subcommand_ == Subcommand::kInfer && model.weights == WeightsSource::kRandom &&
-         (!config_.input.documents.empty() || does(Task::kGenerate)));
+         (!config_.input.documents.empty() || does(Task::kGenerate))) ||
+        (subcommand_ == Subcommand::kTrain && !config_.input.documents.empty());
     if (needs_tokenizer && model.path.empty()) {
       fault({"model.path"},
             "model.path is missing: the directory of the tokenizer that reads and writes text");
@@ -168,7 +171,8 @@ class Checker {
     }
     check_no_empty("input.documents", input.documents);
     check_no_empty("input.prompts", input.prompts);
-    const bool reads = subcommand_ == Subcommand::kInfer || subcommand_ == Subcommand::kTokenize;
+    const bool reads = subcommand_ == Subcommand::kInfer || subcommand_ == Subcommand::kTokenize ||
+                       subcommand_ == Subcommand::kTrain;
     if (reads && input.documents.empty() && input.tokens.empty()) {
       fault({"input.documents", "input.tokens"}, "there is no input: give input.documents or input.tokens");
     }
@@ -219,6 +223,31 @@ class Checker {
     if (run.device == DeviceSetting::kCuda && run.precision == PrecisionSetting::kFp32)
       fault({"run.precision", "run.device"}, text(told("run.precision"), " is for the CPU, but ",
                                                   told("run.device"), "; the GPU computes in bf16 or fp8"));
+  }
+
+  void check_train() {
+    const Config::Train& train = config_.train;
+    if (subcommand_ != Subcommand::kTrain) return;
+    if (config_.run.device == DeviceSetting::kCuda)
+      fault({"run.device"}, text(told("run.device"), ": training runs on the CPU only; use cpu or auto"));
+    if (config_.run.precision == PrecisionSetting::kBf16 || config_.run.precision == PrecisionSetting::kFp8)
+      fault({"run.precision"},
+            text(told("run.precision"), ": training runs on the CPU only, in fp32; use fp32 or auto"));
+    if (config_.output.if_exists == IfExists::kResume)
+      fault({"output.if_exists"},
+            text(told("output.if_exists"), ": a training run cannot be resumed; use error or replace"));
+    if (train.warmup_steps > train.steps)
+      fault({"train.warmup_steps", "train.steps"},
+            text(told("train.warmup_steps"), " is more than ", told("train.steps")));
+    if (train.final_learning_rate > train.learning_rate)
+      fault({"train.final_learning_rate", "train.learning_rate"},
+            text(told("train.final_learning_rate"), " is more than ", told("train.learning_rate"),
+                 "; the learning rate falls after the warm-up"));
+    if (train.schedule == ScheduleSetting::kWarmupStableDecay &&
+        train.warmup_steps + train.decay_steps > train.steps)
+      fault({"train.decay_steps", "train.warmup_steps", "train.steps"},
+            text(told("train.warmup_steps"), " and ", told("train.decay_steps"), " are together more than ",
+                 told("train.steps")));
   }
 
   void check_bench() {

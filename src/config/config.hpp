@@ -24,10 +24,12 @@ enum class DeviceSetting { kAuto, kCpu, kCuda };
 enum class PrecisionSetting { kAuto, kFp32, kBf16, kFp8 };
 enum class TransportSetting { kAuto, kNccl, kMpi, kStaged };
 enum class KernelSetting { kAuto, kHopper, kPortable, kAll };
+enum class ScheduleSetting { kCosine, kWarmupStableDecay };
 
 /// What is run decides which keys are needed.
 enum class Subcommand {
   kInfer,
+  kTrain,
   kTokenize,
   kBenchAttention,
   kBenchCopy,
@@ -114,6 +116,31 @@ struct Config {
     bool operator==(const Run&) const = default;
   };
 
+  struct Train {
+    int64_t steps = 1000;
+    int64_t sequence_tokens = 4096;
+    int64_t accumulation = 1;  // sequences a step
+    double learning_rate = 3e-4;
+    double final_learning_rate = 0;
+    ScheduleSetting schedule = ScheduleSetting::kCosine;
+    int64_t warmup_steps = 0;
+    int64_t decay_steps = 100;  // with the warmup-stable-decay schedule
+    double weight_decay = 0.1;
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double epsilon = 1e-8;
+    double clip = 1;    // norm of the whole gradient; 0 is none
+    double z_loss = 0;  // weight
+    int64_t seed = 0;
+    double validation_share = 0;
+    int64_t validate_every = 100;      // steps
+    int64_t validation_sequences = 4;  // at most
+    int64_t log_every = 1;             // steps
+    int64_t save_every = 0;            // steps; 0 is at the end alone
+    int64_t most_skipped = 5;          // steps in a row
+    bool operator==(const Train&) const = default;
+  };
+
   struct Bench {
     int64_t tokens = 16384;
     int64_t repeats = 5;
@@ -137,6 +164,7 @@ struct Config {
   Embed embed;
   Output output;
   Run run;
+  Train train;
   Bench bench;
   bool operator==(const Config&) const = default;
 };

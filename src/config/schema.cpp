@@ -28,6 +28,60 @@ ConfigKey key(std::string path, const Codec& codec, Field field, std::string doc
     return config.member;     \
   }
 
+void add_train_keys(ConfigSchema& all) {
+  const auto whole = [](int64_t least, int64_t most) { return WholeNumber{least, most}; };
+  constexpr int64_t kMostSteps = int64_t{1} << 40;
+  constexpr auto kOpen = RealNumber::Edge::kOpen;
+  all.sections.push_back({"train", "How longhalo train learns."});
+  all.keys.push_back(key("train.steps", whole(1, kMostSteps), FIELD(train.steps), "Optimizer steps in all."));
+  all.keys.push_back(key("train.sequence_tokens", whole(2, kMostTokens), FIELD(train.sequence_tokens),
+                         "Length of a sequence, which all ranks share; documents are packed into it and do "
+                         "not see each other."));
+  all.keys.push_back(
+      key("train.accumulation", whole(1, 1 << 20), FIELD(train.accumulation),
+          "Sequences a step, one after the other; the loss is the mean over all their tokens."));
+  all.keys.push_back(key("train.learning_rate", RealNumber{0, 100, kOpen}, FIELD(train.learning_rate),
+                         "Learning rate after the warm-up."));
+  all.keys.push_back(key("train.final_learning_rate", RealNumber{0, 100}, FIELD(train.final_learning_rate),
+                         "Learning rate at the last step."));
+  all.keys.push_back(key("train.schedule", Choice<ScheduleSetting>{{"cosine", "warmup_stable_decay"}},
+                         FIELD(train.schedule),
+                         "How the learning rate falls after the warm-up: along half a cosine, or not at all "
+                         "but over the last decay_steps, linearly."));
+  all.keys.push_back(key("train.warmup_steps", whole(0, kMostSteps), FIELD(train.warmup_steps),
+                         "Steps over which the learning rate grows linearly from 0."));
+  all.keys.push_back(key("train.decay_steps", whole(0, kMostSteps), FIELD(train.decay_steps),
+                         "Steps over which the learning rate falls with schedule: warmup_stable_decay."));
+  all.keys.push_back(key("train.weight_decay", RealNumber{0, 100}, FIELD(train.weight_decay),
+                         "Decoupled weight decay of matrices; norms and landmark vectors have none."));
+  all.keys.push_back(
+      key("train.beta1", RealNumber{0, 0.99999}, FIELD(train.beta1), "AdamW's decay of the first moment."));
+  all.keys.push_back(
+      key("train.beta2", RealNumber{0, 0.99999}, FIELD(train.beta2), "AdamW's decay of the second moment."));
+  all.keys.push_back(key("train.epsilon", RealNumber{0, 1, kOpen}, FIELD(train.epsilon), "AdamW's epsilon."));
+  all.keys.push_back(key("train.clip", RealNumber{0, 1e9}, FIELD(train.clip),
+                         "Largest norm of the whole gradient, which is scaled down to it; 0 is no limit."));
+  all.keys.push_back(key("train.z_loss", RealNumber{0, 1}, FIELD(train.z_loss),
+                         "Weight of the squared logarithm of the softmax's denominator in the loss."));
+  all.keys.push_back(
+      key("train.seed", whole(0, kMostSeed), FIELD(train.seed), "Seed of the order of the sequences."));
+  all.keys.push_back(key("train.validation_share", RealNumber{0, 0.9}, FIELD(train.validation_share),
+                         "Share of the tokens, at the end of the input, that is only validated on."));
+  all.keys.push_back(key("train.validate_every", whole(1, kMostSteps), FIELD(train.validate_every),
+                         "Steps between validations; the last step is always validated."));
+  all.keys.push_back(key("train.validation_sequences", whole(1, kMostSteps),
+                         FIELD(train.validation_sequences),
+                         "Sequences of a validation, at most; always the same ones."));
+  all.keys.push_back(key("train.log_every", whole(1, kMostSteps), FIELD(train.log_every),
+                         "Steps between two records of metrics.jsonl."));
+  all.keys.push_back(key("train.save_every", whole(0, kMostSteps), FIELD(train.save_every),
+                         "Steps between two saved models; 0 saves at the end alone."));
+  all.keys.push_back(
+      key("train.most_skipped", whole(0, 1 << 20), FIELD(train.most_skipped),
+          "Steps in a row that may be skipped because loss or gradient are not finite; one more "
+          "stops the job."));
+}
+
 ConfigSchema make_schema() {
   const TextValue text;
   const TextList texts;
@@ -134,6 +188,8 @@ ConfigSchema make_schema() {
                          FIELD(run.progress), "auto is a bar on a terminal and plain lines elsewhere."));
   all.keys.push_back(
       key("run.log", text, FIELD(run.log), "File of the JSONL log; empty is log.jsonl in output.directory."));
+
+  add_train_keys(all);
 
   all.sections.push_back({"bench", "What longhalo bench measures."});
   all.keys.push_back(key("bench.tokens", whole(1, kMostTokens), FIELD(bench.tokens),

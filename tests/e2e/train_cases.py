@@ -1,0 +1,114 @@
+"""longhalo train as a user meets it: a tiny model learns, its metrics say so, and what it leaves can be used."""
+
+import json
+import math
+import unittest
+
+import tiny_model
+from harness import Case, Run, shared_model
+
+try:
+    import torch
+    import transformers
+except ImportError:
+    transformers = None
+
+
+class Train(Case):
+    """From the shared model's weights, on text or on a token file."""
+
+    def training(self, **sections):
+        text = self.write("text.txt", tiny_model.document(600))
+        train = {"steps": 24, "sequence_tokens": 160, "learning_rate": 1e-2, "warmup_steps": 2, "validation_share": 0.2,
+                 "validate_every": 12, **sections.pop("train", {})}
+        return self.config(input={"documents": [str(text)], "prompts": None}, tasks=[], train=train, **sections)
+
+    def train(self, config, *more, ranks=2, timeout=120):
+        path = self.dir / "train.yaml"
+        path.write_text(json.dumps(config))
+        return Run(["train", "--config", path, *more], ranks=ranks).wait(timeout)
+
+    def metrics(self, event):
+        lines = (self.out / "metrics.jsonl").read_text().splitlines()
+        return [r for r in map(json.loads, lines) if r["event"] == event]
+
+    def test_learns_and_leaves_a_model(self):
+        run = self.train(self.training())
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(run.alive(), [])
+        steps = self.metrics("step")
+        self.assertEqual([s["step"] for s in steps], list(range(1, 25)))
+        self.assertLess(steps[-1]["loss"], steps[0]["loss"] - 0.5)
+        for step in steps:
+            self.assertAlmostEqual(step["perplexity"], math.exp(step["cross_entropy"]), delta=1e-6 * step["perplexity"])
+            self.assertGreater(step["gradient_norm"], 0)
+            self.assertGreater(step["tokens_per_second"], 0)
+            self.assertFalse(step["skipped"])
+            self.assertLessEqual({"forward", "loss", "backward", "optimizer"}, set(step["phases"]))
+        validations = self.metrics("validation")
+        self.assertEqual([v["step"] for v in validations], [12, 24])
+        self.assertLess(validations[1]["cross_entropy"], validations[0]["cross_entropy"])
+
+        # longhalo reads it, with all its tensors.
+        config = self.config(model={"path": str(self.out / "model")}, tasks=["score"], input={"prompts": None},
+                             output={"directory": str(self.dir / "scores")})
+        scored = self.succeed(config)
+        self.assertEqual(len(scored), 1)
+
+    @unittest.skipUnless(transformers, "this Python has no torch and transformers")
+    def test_transformers_opens_the_model(self):
+        run = self.train(self.training())
+        self.assertEqual(run.code, 0, run.err)
+        losses = []
+        for folder in (shared_model(), self.out / "model"):
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            ids = torch.tensor([transformers.AutoTokenizer.from_pretrained(folder)(tiny_model.document(20))["input_ids"]])
+            with torch.no_grad():
+                losses.append(float(model(ids, labels=ids).loss))
+        self.assertLess(losses[1], losses[0] - 0.5)
+
+    def test_same_on_any_number_of_ranks(self):
+        losses = []
+        for ranks in (1, 3):
+            self.out = self.dir / f"out{ranks}"
+            run = self.train(self.training(output={"directory": str(self.out)}), ranks=ranks)
+            self.assertEqual(run.code, 0, run.err)
+            losses.append([s["loss"] for s in self.metrics("step")])
+        for one, other in zip(*losses):
+            self.assertAlmostEqual(one, other, delta=1e-5 * one)
+
+    def test_token_file_and_random_weights(self):
+        text = self.write("text.txt", tiny_model.document(600))
+        tokens = self.dir / "t.h5"
+        run = Run(["tokenize", "--model", shared_model(), "--output", tokens, text], ranks=0).wait(60)
+        self.assertEqual(run.code, 0, run.err)
+        shape = {"layers": 1, "hidden": 32, "ffn": 48, "heads": 2, "kv_heads": 1, "head_dim": 16,
+                 "vocabulary": tiny_model.VOCABULARY}
+        config = self.config(model={"path": None, "weights": "random", "shape": shape},
+                             input={"documents": None, "prompts": None, "tokens": str(tokens)}, tasks=[],
+                             train={"steps": 3, "sequence_tokens": 100, "accumulation": 2})
+        run = self.train(config)
+        self.assertEqual(run.code, 0, run.err)
+        steps = self.metrics("step")
+        self.assertEqual([s["sequences"] for s in steps], [2, 4, 6])
+        # About the logarithm of 400 tokens: nothing is known at first.
+        self.assertLess(abs(steps[0]["loss"] - math.log(tiny_model.VOCABULARY)), 2)
+        self.assertEqual(json.loads((self.out / "model" / "config.json").read_text())["vocab_size"],
+                         tiny_model.VOCABULARY)
+
+    def test_a_wild_learning_rate_stops_the_job(self):
+        run = self.train(self.training(train={"learning_rate": 90, "clip": 0, "warmup_steps": 0, "steps": 40,
+                                              "weight_decay": 100, "most_skipped": 2, "validation_share": 0}))
+        self.assert_refused(run, "not finite", "3 steps in a row")
+        self.assertTrue(self.metrics("step")[-1]["skipped"])
+        self.assertFalse((self.out / "model").exists(), "no model is written of numbers that are none")
+
+    def test_what_cannot_be_is_refused(self):
+        self.assert_refused(self.train(self.training(train={"sequence_tokens": 100000})), "less than one sequence")
+        self.assert_refused(self.train(self.training(train={"warmup_steps": 70})), "train.warmup_steps 70")
+        self.assert_refused(self.train(self.training(), "--set", "run.device=cuda"), "training runs on the CPU")
+        self.assert_refused(self.train(self.training(output={"if_exists": "resume"})), "cannot be resumed")
+        self.out.mkdir(exist_ok=True)
+        (self.out / "metrics.jsonl").write_text("{}\n")
+        self.assert_refused(self.train(self.training()), "an earlier training run")
+        self.assertEqual((self.out / "metrics.jsonl").read_text(), "{}\n")
