@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <system_error>
 
 #include "core/error.hpp"
 #include "core/log.hpp"
@@ -81,12 +82,16 @@ void CheckpointWriter::start(CheckpointContents contents) {
     }
     is_written_ = true;
   };
-  // Where the HDF5 library cannot be used by two threads, the job has to wait.
+  // Where the HDF5 library cannot be used by two threads, or there can be no thread, the job has to wait.
   if (hdf5_is_thread_safe()) {
-    thread_ = std::thread(write);
-  } else {
-    write();
+    try {
+      thread_ = std::thread(write);
+      return;
+    } catch (const std::system_error& error) {
+      log_warning(text("the checkpoint is written while the job waits: ", error.what()));
+    }
   }
+  write();
 }
 
 void CheckpointWriter::finish(VerifiedFile& file, const std::string& name) {
@@ -135,6 +140,7 @@ void CheckpointWriter::write_parts() {
 fs::path CheckpointWriter::commit() {
   check(is_started(), "a checkpoint is started before it is committed");
   if (thread_.joinable()) thread_.join();
+  check(is_written_, "a joined thread has written its parts or failed");
   try {
     ranks_.together([&] {
       if (error_) std::rethrow_exception(error_);

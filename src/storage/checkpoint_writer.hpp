@@ -60,8 +60,8 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Checks the space and begins to write in the background. Collective; the one before is committed. Throws
-  /// on all ranks.
+  /// Checks the space (those that are kept stay until the new one is there) and begins to write in the
+  /// background. Collective; the one before is committed. Throws on all ranks.
   void start(CheckpointContents contents);
   bool is_started() const { return contents_.has_value(); }
   /// Whether this rank's parts are written or have failed: commit() will not wait for this rank.

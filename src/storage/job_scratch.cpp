@@ -48,7 +48,8 @@ void make_directory(const fs::path& directory) {
 }
 
 // Making a folder and locking it takes two calls; while another process looks for dead folders it must not
-// see one between them. Every user has a lock of his own: he could not remove the folders of others anyway.
+// see one between them. Returns no descriptor where the file system knows no locks. Every user has a lock of
+// his own: he could not remove the folders of others anyway.
 FileDescriptor lock_directory(const fs::path& directory) {
   const fs::path file = directory / text(".longhalo-activations.", ::geteuid(), ".lock");
   FileDescriptor lock(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
@@ -59,7 +60,7 @@ FileDescriptor lock_directory(const fs::path& directory) {
     if (errno != EWOULDBLOCK) {
       log_warning(text(file.string(), " cannot be locked: ", std::strerror(errno),
                        "; folders that killed jobs leave there will have to be removed by hand"));
-      break;
+      return {};
     }
     if (waited.seconds() > kPatienceSeconds) {
       throw UserError(text("another process has held this lock for ", kPatienceSeconds, " seconds"),
@@ -119,7 +120,7 @@ JobScratch::JobScratch(const fs::path& directory, std::string_view job, int rank
   static std::atomic<int> counter{0};
   make_directory(directory);
   const FileDescriptor directory_lock = lock_directory(directory);
-  remove_dead(directory);
+  if (directory_lock.is_open()) remove_dead(directory);
   path_ = directory /
           text(kPrefix, plain(host_name()), "@", plain(job), "@rank", rank, "@", ::getpid(), "-", counter++);
   if (::mkdir(path_.c_str(), 0700) != 0) throw_file_error(errno, "make", path_);
