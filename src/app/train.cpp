@@ -187,7 +187,7 @@ void TrainJob::step(int64_t number) {
 nlohmann::json TrainJob::phases() {
   const StepTimes now = trainer_->times();
   const auto mean = [&](double seconds) { return spread_over_ranks(session_, seconds).mean; };
-  const nlohmann::json phases{
+  nlohmann::json phases{
       {"forward", mean(now.pass.forward - recorded_.pass.forward)},
       {"loss", mean(now.pass.loss - recorded_.pass.loss)},
       {"backward", mean(now.pass.backward - recorded_.pass.backward)},

@@ -44,13 +44,11 @@ ShardedOptimizer::ShardedOptimizer(const MpiSession& session, Weights& weights, 
 }
 
 ShardedOptimizer::~ShardedOptimizer() {
-  // Only an exception leaves requests open here; the job is then aborted as a whole. Their memory must stay.
-  for (Flight& flight : flights_) {
-    bool open = false;
+  // Only an exception leaves requests open here; the job is then aborted as a whole, so they are dropped, not
+  // awaited.
+  for (Flight& flight : flights_)
     for (MPI_Request& request : flight.requests)
-      open = open || request != MPI_REQUEST_NULL;
-    if (open) new Flight(std::move(flight));
-  }
+      if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
 }
 
 std::vector<ElementRange> ShardedOptimizer::owned_ranges() const {
