@@ -12,6 +12,7 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/attention_backward.hpp"
 #include "kernels/common/isa.hpp"
+#include "kernels/cross_entropy/cross_entropy.hpp"
 #include "kernels/landmark_pool/landmark_pool.hpp"
 #include "kernels/logits/logits.hpp"
 #include "kernels/matmul/matmul.hpp"
@@ -165,13 +166,57 @@ void small_kernels(int repeats) {
             repeats,
             [&] { sums[0] += static_cast<double>(sample_top_p(vocabulary, logits.data(), 0.7, 0.95, 0.5)); }),
         vocabulary);
+  std::vector<float> d_gate_up(gate_up.size()), d_weight(weight.size());
+  print("rmsnorm_backward [512, 576]",
+        least_seconds(repeats,
+                      [&] {
+                        rmsnorm_backward(n, hidden, x.data(), weight.data(), 1e-5F, gate_up.data(),
+                                         out.data(), d_weight.data());
+                      }),
+        n * hidden);
+  print(
+      "swiglu_backward [512, 1536]",
+      least_seconds(repeats, [&] { swiglu_backward(n, ffn, gate_up.data(), out.data(), d_gate_up.data()); }),
+      n * ffn);
   const LandmarkPool pool{kv_heads, d, 256, weight.data()};
+  print("landmark_pool_backward [512, 3, 64], stride 256",
+        least_seconds(repeats,
+                      [&] {
+                        landmark_pool_backward(pool, n, x.data(), x.data(), weight.data(), weight.data(),
+                                               d_gate_up.data(), d_gate_up.data() + n * hidden,
+                                               d_weight.data());
+                      }),
+        n * kv_heads * d);
   LandmarkPoolState state(kv_heads, d);
   print(
       "landmark_pool [512, 3, 64], stride 256",
       least_seconds(
           repeats, [&] { landmark_pool(pool, n, x.data(), x.data(), state, out.data(), out.data() + 4096); }),
       n * kv_heads * d);
+}
+
+// Loss and gradients beside the three products that they are made of.
+void loss_beside_products(int repeats) {
+  const int64_t n = 256, hidden = 576, vocabulary = 49152;
+  const auto x = normal(n * hidden, 1), head = normal(vocabulary * hidden, 2, 0.02F);
+  std::vector<int32_t> labels(n, 7);
+  std::vector<float> d_x(x.size()), d_head(head.size()), logits(static_cast<size_t>(n * vocabulary));
+  const CrossEntropy<float> p{n, hidden, vocabulary, x.data(),     head.data(), labels.data(),
+                              0, 1e-6F,  d_x.data(), d_head.data()};
+  double least = std::numeric_limits<double>::max(), products = least;
+  for (int i = 0; i < repeats; ++i) {
+    const double start = cpu_seconds();
+    cross_entropy(p);
+    const double between = cpu_seconds();
+    matmul(n, vocabulary, hidden, x.data(), head.data(), logits.data());
+    matmul_input_gradient(n, vocabulary, hidden, logits.data(), head.data(), d_x.data());
+    matmul_weight_gradient(n, vocabulary, hidden, logits.data(), x.data(), d_head.data());
+    const double end = cpu_seconds();
+    least = std::min(least, between - start);
+    products = std::min(products, end - between);
+  }
+  std::printf("cross_entropy [256, 576] by [49152, 576]: %.0f ms, its products alone %.0f ms\n", least * 1e3,
+              products * 1e3);
 }
 
 }  // namespace
@@ -188,5 +233,6 @@ int main(int argc, char** argv) {
   few_rows(49152, 576, repeats);
   few_rows(576, 1536, repeats);
   small_kernels(repeats);
+  loss_beside_products(repeats);
   return 0;
 }
