@@ -32,6 +32,13 @@ int64_t whole_blocks(int64_t bytes) {
   return bytes / ActivationFile::kBlockBytes * ActivationFile::kBlockBytes;
 }
 
+// A limit on file sizes that HDF5 met when it closes the file would leave the library with a file that it can
+// neither close nor forget; so it is met here, before HDF5 has the file.
+void try_length(const fs::path& path, int64_t bytes) {
+  const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (!file.is_open() || ::ftruncate(file.get(), bytes) != 0) throw_write_error(errno, path, bytes);
+}
+
 // Moves as many whole blocks of `bytes` as direct I/O takes, and returns how many bytes that were. A call
 // that moves less than a block ends it: the file's end, a limit or a refusal, which buffered I/O then names.
 template <class Call>
@@ -55,6 +62,7 @@ ActivationFile::ActivationFile(const fs::path& path, const ActivationShape& shap
   check(chunk_bytes > 0 && chunk_bytes % kBlockBytes == 0, "a chunk is a multiple of 4096 bytes");
   require_space(path, total_bytes_);
   try {
+    try_length(path, total_bytes_);
     lay_out(shape, chunk_bytes);
     reserve();
   } catch (...) {

@@ -255,7 +255,8 @@ TEST(Checkpoint, OneJobAtATimeAndOneCheckpointAtATime) {
   SmallJob job(1, 0, 1);
   EXPECT_THROW(writer.commit(), InvariantError);
   writer.start(job.contents());
-  EXPECT_THROW(writer.start(job.contents()), InvariantError);
+  SmallJob second_job(2, 0, 1);  // the first one's arrays are in use
+  EXPECT_THROW(writer.start(second_job.contents()), InvariantError);
   writer.commit();
   write_text(folder / "file", "x");
   expect_user_error([&] { CheckpointWriter third(folder / "file", RankAgreement::alone()); },
