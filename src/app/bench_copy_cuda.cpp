@@ -42,7 +42,7 @@ bool same_blocks(const BFloat16* a, const BFloat16* b, int64_t count, cudaStream
 
 void run_bench_copy_cuda(const MpiSession& session, const Config& config) {
   const std::unique_ptr<Device> device = open_gpu(session, config);
-  const cudaStream_t stream = device->compute(), back = device->copy();
+  cudaStream_t stream = device->compute(), back = device->copy();
   const int64_t bytes = config.bench.bytes > 0 ? config.bench.bytes : kDefaultBytes;
   constexpr auto kSize = static_cast<int64_t>(sizeof(BFloat16));
   const int64_t count = std::max<int64_t>(1, bytes / kSize);

@@ -34,7 +34,7 @@ std::vector<Product> named_product(const Config::Bench& bench) {
 }
 
 std::vector<Product> layer_products(const Config::Bench& bench) {
-  constexpr int64_t kHidden = 4096, kFfn = 14336, kQueries = 32 * 128, kKeysAndValues = 2 * 8 * 128;
+  constexpr int64_t kHidden = 4096, kFfn = 14336, kQueries = 4096, kKeysAndValues = 2048;
   const int64_t n = bench.tokens;
   return {{"queries", n, kQueries, kHidden},
           {"keys and values", n, kKeysAndValues, kHidden},

@@ -15,7 +15,7 @@ constexpr int64_t kCopyBytes = int64_t{2} << 30;
 constexpr int64_t kRepeats = 7;
 
 double matmul_rate(Device& device) {
-  const cudaStream_t stream = device.compute();
+  cudaStream_t stream = device.compute();
   constexpr int64_t kValues = kSide * kSide;  // 128 MiB an operand: more than any L2 cache
   DeviceBuffer<BFloat16> a(kValues, "the matrix product to compare with", stream);
   DeviceBuffer<BFloat16> w(kValues, "the matrix product to compare with", stream);
@@ -29,7 +29,7 @@ double matmul_rate(Device& device) {
 }
 
 double copy_rate(Device& device) {
-  const cudaStream_t stream = device.compute();
+  cudaStream_t stream = device.compute();
   const int64_t values =
       std::min(kCopyBytes, device.available_bytes() / 4) / static_cast<int64_t>(sizeof(BFloat16));
   DeviceBuffer<BFloat16> from(values, "the copy to compare with", stream);

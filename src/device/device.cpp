@@ -34,7 +34,7 @@ DeviceInfo select_device(int index) {
     throw UserError(text("this rank wants GPU ", index), text(visible, " GPUs are visible to it"),
                     "start at most one rank a GPU on each node (--ntasks-per-node, --gpus-per-node), or set "
                     "run.share_gpus: true to let ranks share");
-  const DeviceInfo info = device_info(index);
+  DeviceInfo info = device_info(index);
   if (info.major < kLeastMajor)
     throw UserError(
         text("GPU ", index, " (", info.name, ") has compute capability ", info.major, ".", info.minor),

@@ -15,7 +15,7 @@ std::string fault_seen_here(const fs::path& folder, const RankAgreement& ranks,
                             CheckpointManifest& manifest) {
   try {
     manifest = read_manifest(folder);
-    OptimizerStateReader(folder, manifest.optimizer_parts());
+    const OptimizerStateReader reader(folder, manifest.optimizer_parts());  // throws when they do not fit
     for (size_t i = 0; i < manifest.parts.size(); ++i) {
       if (i % static_cast<size_t>(ranks.ranks) == static_cast<size_t>(ranks.rank)) {
         verify_part(folder, manifest.parts[i]);

@@ -186,7 +186,7 @@ void CheckpointWriter::write_manifest(const std::vector<std::string>& reports) {
   }
   sync_directory(folder_);
   // Proves that the parts can be put together again, before anything relies on it.
-  OptimizerStateReader(folder_, manifest.optimizer_parts());
+  const OptimizerStateReader reader(folder_, manifest.optimizer_parts());
   const std::string contents = manifest_text(manifest);
   VerifiedFile file(folder_ / kManifestName, static_cast<int64_t>(contents.size()));
   file.write(contents);

@@ -129,7 +129,7 @@ int64_t hdf5_type_bytes(Hdf5Type type) {
 
 bool hdf5_is_thread_safe() {
   start_hdf5();
-  hbool_t is_safe = 0;
+  hbool_t is_safe = false;
   return H5is_library_threadsafe(&is_safe) >= 0 && is_safe;
 }
 
