@@ -24,6 +24,7 @@ template <class T>
 struct BandGradient {
   Accumulator<T>* dk = nullptr;  // [count, H_kv, d]
   Accumulator<T>* dv = nullptr;  // [count, H_kv, d]
+  int64_t row_stride = 0;        // elements from one row to the next of dk and of dv; 0: dense. GPU only
 };
 
 template <class T>
@@ -34,6 +35,9 @@ struct AttentionGradient {
   T* dq = nullptr;                            // [n, H, d] overwritten; must not overlap any input
   std::span<const BandGradient<T>> d_bands;   // one for each of forward.bands
   Accumulator<T>* d_landmark_bias = nullptr;  // [H] added into, or nullptr when not wanted
+
+  void* workspace = nullptr;   // GPU only: attention_backward_workspace() bytes of device memory
+  bool deterministic = false;  // GPU only: the same bits on every repeat; the CPU's always are
 };
 
 /// The CPU kernel, fp32: tiled over queries and keys, OpenMP over (query tile, KV head). Query tiles add to a
@@ -41,6 +45,17 @@ struct AttentionGradient {
 /// threads. Temporary memory is a constant a thread, and a few numbers for each tile of queries and of keys.
 /// Works for any number of queries. What stands in keys that no query sees is never used.
 void attention_backward(const AttentionGradient<float>& problem);
+
+/// The GPU kernel: bf16 in, dq in bf16, the gradients of keys, values and bias in fp32; head dimension 64 or
+/// 128. All pointers are device memory, 16-byte aligned, but the spans themselves; row strides are multiples
+/// of
+/// 8. Queued on `stream`; the host does not wait. kHopper needs compute capability 9.0; kDecode does not
+/// exist.
+void attention_backward(StreamHandle stream, const AttentionGradient<BFloat16>& problem,
+                        AttentionKernel kernel = AttentionKernel::kAutomatic);
+/// Bytes of `workspace`, whatever the kernel: at most 8 * n * H * (d + 2) and a few MB for each band with
+/// stride > 1.
+int64_t attention_backward_workspace(const AttentionGradient<BFloat16>& problem);
 
 /// The formulas above, key by key, in fp64, with the softmax made anew: neither out nor lse is read. Slow;
 /// the tests' judge.
