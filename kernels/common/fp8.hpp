@@ -7,7 +7,7 @@ namespace longhalo {
 
 struct Fp8Rows {
   Fp8E4M3* values = nullptr;  // [n, width]
-  float* scales = nullptr;    // [n]; largest |x| of the row / 448
+  float* scales = nullptr;    // [n]; largest |x| of the row / 448, or up to twice that
 };
 
 struct ConstFp8Rows {

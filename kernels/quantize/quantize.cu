@@ -32,17 +32,126 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   if (threadIdx.x == 0) out.scales[row] = scale.scale;
 }
 
-}  // namespace
+constexpr int kScales = 16;  // that are tried, an octave of them
 
-void quantize_rows(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x, const Fp8Rows& out) {
+__device__ Fp8Scale scale_of_step(const Fp8Scale& first, int step) {
+  const float octaves = static_cast<float>(step) / kScales;
+  return {first.scale * exp2f(octaves), first.inverse * exp2f(-octaves)};
+}
+
+// x rounded to e4m3, minus x.
+__device__ float2 e4m3_errors(float2 x) {
+  const __nv_fp8x2_storage_t codes = __nv_cvt_float2_to_fp8x2(x, __NV_SATFINITE, __NV_E4M3);
+  const float2 rounded = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3)));
+  return make_float2(rounded.x - x.x, rounded.y - x.y);
+}
+
+// Sums over this thread's row, the same bits in each of its threads. NOTE: as reduce_row(), at most once in a
+// kernel, and by every thread of the row.
+__device__ void sum_over_row(float (&mine)[kScales]) {
+#pragma unroll
+  for (float& sum : mine) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2)
+      sum += __shfl_xor_sync(0xffffffffU, sum, lanes);
+  }
+  if (blockDim.x == 32) return;
+  __shared__ float warps[kMaxRowThreads / 32][kScales];
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int step = 0; step < kScales; ++step)
+      warps[threadIdx.x / 32][step] = mine[step];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int step = 0; step < kScales; ++step) {
+    mine[step] = 0;
+    for (unsigned warp = 0; warp < blockDim.x / 32; ++warp)
+      mine[step] += warps[warp][step];
+  }
+}
+
+// Errors are in units of the first scale, so that no square leaves fp32. Where they are NaN the first scale
+// stays.
+template <bool kKept>
+__global__ void __launch_bounds__(kMaxRowThreads)
+    quantize_rows_least_error_kernel(int64_t n, int64_t width, int vectors, const BFloat16* __restrict__ x,
+                                     Fp8Rows out) {
+  const int64_t row = row_of_thread();
+  if (row >= n) return;
+  const Row<kKept> in(x + row * width, vectors);
+  SumMax mine;
+  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+    float v[8];
+    unpack(in.get(slot, at), v);
+#pragma unroll
+    for (float value : v)
+      mine.max = fmaxf(mine.max, fabsf(value));
+  });
+  const Fp8Scale first = fp8_scale(reduce_row(mine).max);
+  float errors[kScales] = {};
+  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+    float v[8];
+    unpack(in.get(slot, at), v);
+#pragma unroll
+    for (int step = 0; step < kScales; ++step) {
+      const Fp8Scale relative = scale_of_step({1, 1}, step);
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < 8; i += 2) {
+        const float down = first.inverse * relative.inverse;
+        const float2 e = e4m3_errors(make_float2(v[i] * down, v[i + 1] * down));
+        sum += e.x * e.x + e.y * e.y;
+      }
+      errors[step] += sum * (relative.scale * relative.scale);
+    }
+  });
+  sum_over_row(errors);
+  int best = 0;
+  float least = errors[0];
+#pragma unroll
+  for (int step = 1; step < kScales; ++step) {
+    if (errors[step] < least) {
+      best = step;
+      least = errors[step];
+    }
+  }
+  const Fp8Scale scale = scale_of_step(first, best);
+  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+    float v[8];
+    unpack(in.get(slot, at), v);
+#pragma unroll
+    for (float& value : v)
+      value *= scale.inverse;
+    store_e4m3(out.values + row * width + at * kVectorWidth, v);
+  });
+  if (threadIdx.x == 0) out.scales[row] = scale.scale;
+}
+
+using Kernel = void (*)(int64_t, int64_t, int, const BFloat16*, Fp8Rows);
+
+void launch(const char* name, Kernel kept, Kernel read_again, StreamHandle stream, int64_t n, int64_t width,
+            const BFloat16* x, const Fp8Rows& out) {
   if (n == 0) return;
-  const NvtxRange range("quantize rows");
+  const NvtxRange range(name);
   const RowLaunch at = row_launch(n, width);
   check_aligned(x);
   check_aligned(out.values, 8);
-  const auto kernel = at.kept ? quantize_rows_kernel<true> : quantize_rows_kernel<false>;
+  const Kernel kernel = at.kept ? kept : read_again;
   kernel<<<at.grid, at.block, 0, stream>>>(n, width, at.vectors, x, out);
-  check_launch("quantize rows", stream);
+  check_launch(name, stream);
+}
+
+}  // namespace
+
+void quantize_rows(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x, const Fp8Rows& out) {
+  launch("quantize rows", quantize_rows_kernel<true>, quantize_rows_kernel<false>, stream, n, width, x, out);
+}
+
+void quantize_rows_least_error(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x,
+                               const Fp8Rows& out) {
+  launch("quantize rows with least error", quantize_rows_least_error_kernel<true>,
+         quantize_rows_least_error_kernel<false>, stream, n, width, x, out);
 }
 
 }  // namespace longhalo

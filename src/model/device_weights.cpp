@@ -151,7 +151,7 @@ class Maker {
     if (precision_ == Precision::kFp8) {
       w.fp8 = DeviceBuffer<Fp8E4M3>(w.out * in, "weights in fp8", stream_);
       w.scales = DeviceBuffer<float>(w.out, "scales of weights", stream_);
-      quantize_rows(stream_, w.out, in, w.bf16.data(), {w.fp8.data(), w.scales.data()});
+      quantize_rows_least_error(stream_, w.out, in, w.bf16.data(), {w.fp8.data(), w.scales.data()});
       w.bf16 = {};
     }
     return w;

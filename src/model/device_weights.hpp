@@ -1,5 +1,5 @@
 // The weights of one model in the memory of this rank's GPU: matrices in bf16, or the layers' in fp8 (e4m3
-// with a scale an output channel), small vectors in fp32. Replicated on every rank.
+// with a scale an output channel, the one of least error), small vectors in fp32. Replicated on every rank.
 //
 // They come tensor by tensor through two small pinned buffers, or are made on the device; the host never
 // holds the model. Matrices that read the same input are one (keys and values; gate and up), so that one

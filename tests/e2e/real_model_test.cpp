@@ -12,6 +12,7 @@
 #include "model/generator.hpp"
 #include "model/outputs.hpp"
 #include "model/prefill.hpp"
+#include "real_model.hpp"
 #include "storage/hdf5.hpp"
 #include "support/mpi_main.hpp"
 #include "support/reference_model.hpp"
@@ -19,8 +20,6 @@
 namespace longhalo::test {
 namespace {
 
-const std::filesystem::path kModel =
-    std::filesystem::path(LONGHALO_SOURCE_DIR) / "models/smollm2-135m-instruct";
 const std::filesystem::path kReference =
     std::filesystem::path(LONGHALO_SOURCE_DIR) / "data/transformers_reference.h5";
 constexpr double kLargestLogitDifference = 2e-3;
@@ -40,14 +39,14 @@ class RealModel : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     set_kernel_threads(1);
-    if (!std::filesystem::exists(kModel / "config.json")) return;
-    weights_ = std::make_unique<Weights>(load_weights(kModel, read_model_config(kModel), {1, {}}));
+    if (!why_no_real_model().empty()) return;
+    weights_ = std::make_unique<Weights>(load_weights(kRealModel, read_model_config(kRealModel), {1, {}}));
   }
   static void TearDownTestSuite() { weights_.reset(); }
   // Where the result on one rank and on two is checked, more ranks are checked against one rank below.
   static bool few_ranks() { return session().ranks() <= 2; }
   void SetUp() override {
-    if (weights_ == nullptr) GTEST_SKIP() << "no model at " << kModel << ": run scripts/fetch_model.py";
+    if (weights_ == nullptr) GTEST_SKIP() << why_no_real_model();
   }
 
   static std::optional<Context> prefill(const MpiSession& ranks, const AttentionPattern& pattern,

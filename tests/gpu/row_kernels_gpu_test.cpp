@@ -1,6 +1,7 @@
 // RMSNorm, SwiGLU, quantisation, embedding, sums over chunks and the search for what is not finite: each
 // against its definition in fp64, on rows narrower than a warp, of a block, and too wide for registers.
 #include <limits>
+#include <span>
 
 #include "gpu_test.hpp"
 #include "guarded.hpp"
@@ -222,7 +223,65 @@ TEST_F(RowKernelsGpu, QuantisedRowsAreRoundedToTheNearestE4M3) {
   }
 }
 
-TEST_F(RowKernelsGpu, QuantisingHidesNothingThatIsNotFinite) {
+// The squared error of a row in e4m3 with the scale of `step`, in fp64.
+double squared_error(std::span<const BFloat16> row, double largest, int step) {
+  const double scale = largest / 448 * std::exp2(step / 16.0);
+  double sum = 0;
+  for (const BFloat16 x : row) {
+    const double value = to_float(x);
+    const double error = e4m3_value(e4m3_code(static_cast<float>(value / scale))) * scale - value;
+    sum += error * error;
+  }
+  return sum;
+}
+
+TEST_F(RowKernelsGpu, OfSixteenScalesTheOneOfLeastErrorIsTaken) {
+  int64_t others = 0;  // rows whose scale is not that of quantize_rows()
+  for (const RowShape& shape : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << "n " << shape.n << ", width " << shape.width);
+    const auto x = normal_bf16(shape.n * shape.width, 11, 1e-3F);
+    Guarded<BFloat16> in(shape.n * shape.width, stream());
+    GuardedRows out(shape, stream());
+    in.put(x);
+    quantize_rows_least_error(stream(), shape.n, shape.width, in.data(), out.rows());
+    const HostRows got = out.host();
+    for (int64_t i = 0; i < shape.n; ++i) {
+      const auto row =
+          std::span(x).subspan(static_cast<size_t>(i * shape.width), static_cast<size_t>(shape.width));
+      double largest = 0, squares = 0, error = 0;
+      const double scale = got.scales[static_cast<size_t>(i)];
+      for (int64_t c = 0; c < shape.width; ++c) {
+        const double value = to_float(row[static_cast<size_t>(c)]);
+        const double wrong = e4m3_value(got.codes[static_cast<size_t>(i * shape.width + c)]) * scale - value;
+        largest = std::max(largest, std::abs(value));
+        squares += value * value;
+        error += wrong * wrong;
+      }
+      double least = std::numeric_limits<double>::infinity();
+      for (int step = 0; step < 16; ++step)
+        least = std::min(least, squared_error(row, largest, step));
+      // Roundings of the scales, of exp2 (two units) and of the products before e4m3 move each number by 16
+      // units at most, in the kernel's comparison and again in the result; sums err as others over a row do.
+      const double bound = std::sqrt(least) + 32 * kFp32Unit * std::sqrt(squares);
+      ASSERT_LE(error, bound * bound * (1 + 2 * kRowSum)) << "row " << i;
+      const double step = 16 * std::log2(scale / (largest / 448));
+      ASSERT_NEAR(step, std::round(step), 1e-4) << "row " << i;  // 16 units of fp32 are 2e-5 of a step
+      ASSERT_TRUE(step > -0.5 && step < 15.5) << "row " << i << ", step " << step;
+      others += step > 0.5;
+    }
+    out.poison();
+    quantize_rows_least_error(stream(), shape.n, shape.width, in.data(), out.rows());
+    const HostRows again = out.host();
+    expect_same_bits(again.codes, got.codes);
+    expect_same_bits(again.scales, got.scales);
+  }
+  EXPECT_GT(others, 100);  // of 320: chance alone leaves one in sixteen at the first
+}
+
+class RoundingToFp8 : public RowKernelsGpu, public ::testing::WithParamInterface<decltype(&quantize_rows)> {};
+INSTANTIATE_TEST_SUITE_P(Both, RoundingToFp8, ::testing::Values(&quantize_rows, &quantize_rows_least_error));
+
+TEST_P(RoundingToFp8, HidesNothingThatIsNotFinite) {
   const RowShape shape{5, 64};
   auto x = normal_bf16(shape.n * shape.width, 7);
   const auto row = [&](int64_t i) { return x.begin() + i * shape.width; };
@@ -234,7 +293,7 @@ TEST_F(RowKernelsGpu, QuantisingHidesNothingThatIsNotFinite) {
   Guarded<BFloat16> in(shape.n * shape.width, stream());
   GuardedRows out(shape, stream());
   in.put(x);
-  quantize_rows(stream(), shape.n, shape.width, in.data(), out.rows());
+  GetParam()(stream(), shape.n, shape.width, in.data(), out.rows());
   const HostRows got = out.host();
   for (int64_t i = 0; i < shape.n; ++i) {
     for (int64_t c = 0; c < shape.width; ++c) {
@@ -258,6 +317,7 @@ TEST_F(RowKernelsGpu, NoRowsAreNoWork) {
   swiglu(stream(), 0, 32, x.data(), out.data());
   swiglu(stream(), 0, 32, x.data(), rows.rows());
   quantize_rows(stream(), 0, 64, x.data(), rows.rows());
+  quantize_rows_least_error(stream(), 0, 64, x.data(), rows.rows());
   embedding(stream(), 0, 64, nullptr, x.data(), out.data());
   first_not_finite(stream(), 0, 64, x.data(), first.data());
   for (BFloat16 value : out.values())
