@@ -129,10 +129,14 @@ GradientAnswer run_backward(const AttentionProblem& problem, const std::vector<f
 //   dk:   scale max|v| sum_rows(p |d_out| |q|) (e + 2 lambda sqrt(R) u)
 //   dv:   sum_rows(p |d_out|) (2 tau + lambda sqrt(R) u)
 //   bias: sum_rows(m) (e + 2 lambda sqrt(L) u)
+// A kernel that rounds by a larger unit w where it says so: the weights of the forward pass and out, w m each
+// in D; the weights, w in dv; dS, 2 w p m more; dq itself, of at most 2 m scale max|k|. That is 4 w more in e
+// and 2 w more of dq.
 // A weight below 2^-126 may become 0 (a key that nobody else weighs then gets nothing): `lost`.
 // The two sums over rows are made by the reference itself: they are its dv for a d_out that holds these
 // numbers.
-GradientJudgement judge_backward(const AttentionProblem& problem, const std::vector<float>& d_out) {
+GradientJudgement judge_backward(const AttentionProblem& problem, const std::vector<float>& d_out,
+                                 double unit) {
   const int64_t d = problem.head_dim;
   Reference right = run_reference(problem, upcast(d_out));
   const std::vector<double> q_norm = norms(problem.q, d), d_out_norm = norms(d_out, d);
@@ -155,7 +159,7 @@ GradientJudgement judge_backward(const AttentionProblem& problem, const std::vec
   const double tau =
       lambda * kUnit *
       ((root_d + 4) * (problem.scale() * largest(q_norm) * longest_k + shift) + 8 + std::sqrt(keys + 1));
-  const double e = 5 * tau + lambda * (2 * root_d + 4) * kUnit;
+  const double e = 5 * tau + lambda * (2 * root_d + 4) * kUnit + 4 * unit;
   const double over_keys = e + 2 * lambda * std::sqrt(keys + 1) * kUnit;
   const double rows = std::sqrt(static_cast<double>(problem.queries * problem.heads / problem.kv_heads));
   const double scale = problem.scale();
@@ -164,7 +168,7 @@ GradientJudgement judge_backward(const AttentionProblem& problem, const std::vec
   GradientJudgement judgement;
   judgement.d_bias_error.resize(static_cast<size_t>(problem.heads));
   for (size_t row = 0; row < d_out_norm.size(); ++row) {
-    judgement.dq_error.push_back(scale * d_out_norm[row] * longest_v * longest_k * over_keys);
+    judgement.dq_error.push_back(scale * d_out_norm[row] * longest_v * longest_k * (over_keys + 2 * unit));
     judgement.d_bias_error[row % static_cast<size_t>(problem.heads)] +=
         d_out_norm[row] * longest_v * over_keys;
   }
@@ -173,7 +177,7 @@ GradientJudgement judge_backward(const AttentionProblem& problem, const std::vec
     for (size_t at = 0; at < dv.size(); at += static_cast<size_t>(d)) {
       k_error.push_back(scale * longest_v *
                         (dv[at] * (e + 2 * lambda * rows * kUnit) + lost * largest(q_norm)));
-      v_error.push_back(dv[at + 1] * (2 * tau + lambda * rows * kUnit) + lost);
+      v_error.push_back(dv[at + 1] * (2 * tau + lambda * rows * kUnit + unit) + lost);
     }
     judgement.dk_error.push_back(std::move(k_error));
     judgement.dv_error.push_back(std::move(v_error));

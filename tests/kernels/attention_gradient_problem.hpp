@@ -26,7 +26,10 @@ struct GradientJudgement {
   std::vector<std::vector<double>> dk, dk_error, dv, dv_error;  // [bands]: [count, H_kv, d], [count, H_kv]
   std::vector<double> d_bias, d_bias_error;                     // [H]
 };
-GradientJudgement judge_backward(const AttentionProblem& problem, const std::vector<float>& d_out);
+/// `unit`: the relative error with which a kernel also rounds out, the weights, the gradients of scores and
+/// dq, if it does.
+GradientJudgement judge_backward(const AttentionProblem& problem, const std::vector<float>& d_out,
+                                 double unit = 0);
 
 /// Adds GoogleTest failures for what rounding does not explain.
 void expect_right(const AttentionProblem& problem, const GradientAnswer& answer,
