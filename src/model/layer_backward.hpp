@@ -1,9 +1,11 @@
-// The backward pass of one transformer layer as a list of kernel calls over a tile of tokens, from nothing
-// but the layer's input: what forward computed inside the layer is computed again, tile by tile.
+// The backward pass of one transformer layer as a list of kernel calls over a tile of tokens. What forward
+// computed inside the layer is given (LayerValues) or computed again from nothing but the layer's input.
 //
-//   attend   norm -> Q -> rotary -> attention -> x_mid -> norm -> SwiGLU (again), then back through all of
-//   it:
-//            gradients of MLP, output projection and Q; dk and dv of every visible key are added up
+//   forward  norm -> Q -> rotary -> attention -> x_mid -> norm -> gate and up: what Layer::attend() computes,
+//            bit for bit, and leaves what backward needs
+//   attend   back through all of it: gradients of MLP, output projection and Q; dk and dv of every visible
+//   key
+//            are added up
 //   keys     after dk and dv are whole: K and V projection, and the norm before Q, K and V
 #pragma once
 
@@ -13,6 +15,7 @@
 
 #include "device/host_buffer.hpp"
 #include "kernels/attention/attention_backward.hpp"
+#include "model/layer_activations.hpp"
 #include "model/weights.hpp"
 
 namespace longhalo {
@@ -25,12 +28,28 @@ class LayerBackward {
 
   int64_t tile() const { return tile_; }
 
-  /// x [n, D]: the layer's input. d_x [n, D]: the gradient of its output, becomes that of x through the
-  /// residual stream, MLP and output projection. d_normed [n, D] receives the gradient of the normed input
-  /// through Q. `key_gradients` belong to `bands` and are added to. n <= tile.
-  void attend(int64_t layer, int64_t n, int64_t first_position, const int64_t* doc_start,
-              std::span<const BandKeys<float>> bands, std::span<const BandGradient<float>> key_gradients,
-              const float* x, float* d_x, float* d_normed);
+  /// A tile of a layer: n tokens (n <= tile) from position `first_position`, of documents that begin at
+  /// `doc_start` [n], with the layer's input x [n, D] and the keys that they see.
+  struct Tile {
+    int64_t layer = 0;
+    int64_t n = 0;
+    int64_t first_position = 0;
+    const int64_t* doc_start = nullptr;
+    std::span<const BandKeys<float>> bands;
+    const float* x = nullptr;
+  };
+
+  /// Fills `values`, and `x_out` [n, D] with the layer's output unless it is nullptr.
+  void forward(const Tile& tile, const LayerValues& values, float* x_out);
+
+  /// d_x [n, D]: the gradient of the layer's output, becomes that of x through the residual stream, MLP and
+  /// output projection. d_normed [n, D] receives the gradient of the normed input through Q. `key_gradients`
+  /// belong to the tile's bands and are added to.
+  void attend(const Tile& tile, const LayerValues& values, std::span<const BandGradient<float>> key_gradients,
+              float* d_x, float* d_normed);
+  /// The same from values that are made again.
+  void attend(const Tile& tile, std::span<const BandGradient<float>> key_gradients, float* d_x,
+              float* d_normed);
 
   /// x, d_x, d_normed as attend() left them; dk (before the rotary embedding), dv [n, H_kv, d]. Adds the last
   /// terms of d_x; d_normed is used up. n <= tile.
@@ -41,19 +60,19 @@ class LayerBackward {
   void rotate_back(int64_t n, double first_position, double step, float* k) const;
 
  private:
+  Attention<float> attention_of(const Tile& tile, const LayerValues& values) const;
   const LayerWeights& layer(int64_t index) const { return weights_.layers[static_cast<size_t>(index)]; }
 
   const Weights& weights_;
   Weights& gradients_;
   int64_t tile_;
   std::vector<double> frequencies_;
-  HostBuffer<float> normed_, x_mid_, mlp_normed_;  // [tile, D]
-  HostBuffer<float> q_, attended_;                 // [tile, H*d]
-  HostBuffer<float> lse_;                          // [H, tile]
-  HostBuffer<float> gate_up_, activated_;          // [tile, 2F], [tile, F]
-  HostBuffer<float> d_gate_up_, d_activated_;      // [tile, 2F], [tile, F]
-  HostBuffer<float> d_mlp_normed_;                 // [tile, D]
-  HostBuffer<float> d_attended_, d_q_;             // [tile, H*d]
+  LayerActivations again_;                     // of a tile
+  HostBuffer<float> normed_, mlp_normed_;      // [tile, D]
+  HostBuffer<float> activated_;                // [tile, F]
+  HostBuffer<float> d_gate_up_, d_activated_;  // [tile, 2F], [tile, F]
+  HostBuffer<float> d_mlp_normed_;             // [tile, D]
+  HostBuffer<float> d_attended_, d_q_;         // [tile, H*d]
 };
 
 }  // namespace longhalo

@@ -21,13 +21,20 @@ ShardKeys::ShardKeys(const MpiSession& session, const ModelConfig& config, const
   const bool has_halo = !halo_.plan().halo.empty();
   interior_begin_ =
       shard_.begin + (has_halo ? std::min(shard_.size(), reach_within(pattern, shards.tokens())) : 0);
-  k_ = HostBuffer<float>(rows() * row_, "keys of a layer");
-  v_ = HostBuffer<float>(rows() * row_, "values of a layer");
   for (const int64_t stride : strides_) {
     gathers_.push_back(std::make_unique<LandmarkGather>(session, shards, stride, row_));
-    landmarks_.emplace_back(row_).reset(0, gathers_.back()->segments());
     open_.emplace_back(config.kv_heads, config.head_dim);
   }
+  keys_ = make_layer();
+}
+
+LayerKeys ShardKeys::make_layer() const {
+  LayerKeys keys{HostBuffer<float>(rows() * row_, "keys of a layer"),
+                 HostBuffer<float>(rows() * row_, "values of a layer"),
+                 {}};
+  for (const auto& gather : gathers_)
+    keys.landmarks.emplace_back(row_).reset(0, gather->segments());
+  return keys;
 }
 
 void ShardKeys::start(Layer& layer, int64_t index, const float* x) {
@@ -41,14 +48,15 @@ void ShardKeys::start(Layer& layer, int64_t index, const float* x) {
     layer.project_keys(index, n, x + (at - shard_.begin) * layer.config().hidden, k_row(at), v_row(at));
     for (size_t band = 0; band < strides_.size(); ++band) {
       int64_t& next = next_segment[band];
-      next += layer.summarise(index, static_cast<int64_t>(band), strides_[band], n, k_row(at), v_row(at),
-                              next, open_[band], landmarks_[band].k_row(next), landmarks_[band].v_row(next));
+      next +=
+          layer.summarise(index, static_cast<int64_t>(band), strides_[band], n, k_row(at), v_row(at), next,
+                          open_[band], keys_.landmarks[band].k_row(next), keys_.landmarks[band].v_row(next));
     }
     layer.rotate_keys(n, at, k_row(at));
   }
-  halo_.start({k_.data(), v_.data(), plan().halo.begin});
+  halo_.start({keys_.k.data(), keys_.v.data(), plan().halo.begin});
   for (size_t band = 0; band < gathers_.size(); ++band)
-    gathers_[band]->start(landmarks_[band].k_row(0), landmarks_[band].v_row(0));
+    gathers_[band]->start(keys_.landmarks[band].k_row(0), keys_.landmarks[band].v_row(0));
 }
 
 void ShardKeys::wait_landmarks() {
@@ -58,8 +66,9 @@ void ShardKeys::wait_landmarks() {
 
 std::vector<BandKeys<float>> ShardKeys::bands(TokenRange exact) const {
   const int64_t offset = (exact.begin - plan().halo.begin) * row_;
-  return band_keys(pattern_, {{}, k_.data() + offset, v_.data() + offset, exact.begin, exact.size()},
-                   landmarks_);
+  return band_keys(pattern_,
+                   {{}, keys_.k.data() + offset, keys_.v.data() + offset, exact.begin, exact.size()},
+                   keys_.landmarks);
 }
 
 CommCost ShardKeys::cost() const {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "comm/halo_exchange.hpp"
@@ -19,6 +20,12 @@
 #include "model/layer.hpp"
 
 namespace longhalo {
+
+/// Keys and values of one layer, as made and exchanged.
+struct LayerKeys {
+  HostBuffer<float> k, v;          // [halo + n, H_kv, d]
+  std::vector<KeyRows> landmarks;  // per strided band, [G, H_kv, d]
+};
 
 class ShardKeys {
  public:
@@ -36,6 +43,11 @@ class ShardKeys {
     return {queries.begin < interior_begin_ ? plan().halo.begin : shard_.begin, shard_.end};
   }
 
+  /// Memory for the keys of another layer.
+  LayerKeys make_layer() const;
+  /// Works on the keys in `other` from here on; `other` gets those there were. Only between layers.
+  void swap(LayerKeys& other) { std::swap(keys_, other); }
+
   /// Keys, values and landmarks of the shard from x [n, D], and starts their exchange. Collective.
   void start(Layer& layer, int64_t index, const float* x);
   void poll() { halo_.poll(); }
@@ -49,8 +61,8 @@ class ShardKeys {
   std::vector<BandKeys<float>> bands(TokenRange exact) const;
 
   /// Row of token `token` (halo or own) of the rotated keys, of the values.
-  float* k_row(int64_t token) { return k_.data() + (token - plan().halo.begin) * row_; }
-  float* v_row(int64_t token) { return v_.data() + (token - plan().halo.begin) * row_; }
+  float* k_row(int64_t token) { return keys_.k.data() + (token - plan().halo.begin) * row_; }
+  float* v_row(int64_t token) { return keys_.v.data() + (token - plan().halo.begin) * row_; }
   int64_t rows() const { return plan().halo.size() + shard_.size(); }
   int64_t row_elements() const { return row_; }
   int64_t strided_bands() const { return static_cast<int64_t>(gathers_.size()); }
@@ -69,8 +81,7 @@ class ShardKeys {
   int64_t row_;
   HaloExchange halo_;
   int64_t interior_begin_ = 0;
-  HostBuffer<float> k_, v_;         // [halo + n, H_kv, d]
-  std::vector<KeyRows> landmarks_;  // per strided band, [G, H_kv, d]
+  LayerKeys keys_;
   std::vector<LandmarkPoolState> open_;
   std::vector<std::unique_ptr<LandmarkGather>> gathers_;  // per strided band
 };

@@ -12,7 +12,7 @@ Trainer::Trainer(const MpiSession& session, Weights& weights, const AttentionPat
     : session_(session),
       options_(options),
       gradients_(zeros_like(weights)),
-      pass_(session, weights, gradients_, pattern, shards, tile),
+      pass_(session, weights, gradients_, pattern, shards, tile, options.checkpointing),
       optimizer_(session, weights, gradients_, options.adamw) {}
 
 StepResult Trainer::step(int64_t number, std::span<const TrainingSequence> sequences) {
@@ -27,8 +27,16 @@ StepResult Trainer::step(int64_t number, std::span<const TrainingSequence> seque
   for (size_t i = 0; i < sequences.size(); ++i) {
     // Buckets leave while the last sequence goes backward: before that their gradients are not final.
     TrainingPass::GradientsReady ready;
-    if (i + 1 == sequences.size()) ready = [this](int64_t elements) { optimizer_.gradients_ready(elements); };
-    own += pass_.forward_backward(sequences[i], scale, options_.z_loss, ready);
+    if (i + 1 == sequences.size())
+      ready = {[this](int64_t elements) { optimizer_.gradients_ready(elements); },
+               [this] { optimizer_.poll(); }};
+    try {
+      own += pass_.forward_backward(sequences[i], scale, options_.z_loss, ready);
+    } catch (const JointError&) {
+      // All ranks are here, at the same layer: buckets that are on their way arrive before their memory goes.
+      optimizer_.finish_gradients();
+      throw;
+    }
   }
 
   const Stopwatch watch;

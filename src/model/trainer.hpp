@@ -17,6 +17,7 @@ struct TrainerOptions {
   LearningRateSchedule schedule;
   double clip = 1;    // largest norm of the whole gradient; 0: no limit
   double z_loss = 0;  // weight
+  Checkpointing checkpointing;
 };
 
 struct StepResult {
@@ -41,7 +42,8 @@ class Trainer {
   Trainer(const MpiSession& session, Weights& weights, const AttentionPattern& pattern,
           const ShardPlan& shards, int64_t tile, const TrainerOptions& options);
 
-  /// Step `number` (1 is the first) on whole sequences of the shard plan's length. Collective.
+  /// Step `number` (1 is the first) on whole sequences of the shard plan's length. Throws JointError where
+  /// the activation store fails on a rank. Collective.
   StepResult step(int64_t number, std::span<const TrainingSequence> sequences);
   /// Mean cross-entropy over the counted tokens, nats. Collective.
   double validate(std::span<const TrainingSequence> sequences);

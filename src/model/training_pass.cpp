@@ -36,7 +36,8 @@ LossSums LossSums::over_ranks(const MpiSession& session) const {
 }
 
 TrainingPass::TrainingPass(const MpiSession& session, const Weights& weights, Weights& gradients,
-                           const AttentionPattern& pattern, const ShardPlan& shards, int64_t tile)
+                           const AttentionPattern& pattern, const ShardPlan& shards, int64_t tile,
+                           const Checkpointing& checkpointing)
     : session_(session),
       weights_(weights),
       gradients_(gradients),
@@ -52,8 +53,16 @@ TrainingPass::TrainingPass(const MpiSession& session, const Weights& weights, We
       dk_(keys_.rows() * keys_.row_elements(), "gradients of the keys of a layer"),
       dv_(keys_.rows() * keys_.row_elements(), "gradients of the values of a layer"),
       halo_return_(session, halo_return(keys_.plan()), keys_.row_elements()) {
-  for (int64_t layer = 0; layer < weights.config.layers; ++layer)
-    inputs_.emplace_back(residual_.size(), "the input of a layer");
+  const int64_t layers = weights.config.layers;
+  if (checkpointing.store != nullptr) {
+    stored_ = std::make_unique<StoredInputs>(session, *checkpointing.store, layers, checkpointing.every);
+    for (int64_t layer = 0; layer < std::min(checkpointing.every, layers); ++layer)
+      inputs_.emplace_back(residual_.size(), "the input of a layer");
+  } else {
+    for (int64_t layer = 0; layer < layers; ++layer)
+      kept_.push_back({HostBuffer<float>(residual_.size(), "the input of a layer"), keys_.make_layer(),
+                       LayerActivations(weights.config, shard().size())});
+  }
   for (size_t band = 0; band < strides_.size(); ++band) {
     const int64_t elements = keys_.segments(static_cast<int64_t>(band)) * keys_.row_elements();
     d_landmarks_.push_back({HostBuffer<float>(elements, "gradients of landmarks"),
@@ -64,30 +73,42 @@ TrainingPass::TrainingPass(const MpiSession& session, const Weights& weights, We
 }
 
 LossSums TrainingPass::evaluate(const TrainingSequence& sequence) {
-  forward(sequence, KeepInputs::kNo);
+  forward(sequence, WithGradient::kNo);
   return loss(sequence, 0, 0, WithGradient::kNo);
 }
 
 LossSums TrainingPass::forward_backward(const TrainingSequence& sequence, double loss_scale, double z_loss,
                                         const GradientsReady& ready) {
   Stopwatch watch;
-  forward(sequence, KeepInputs::kYes);
+  if (stored_) {
+    forward(sequence, WithGradient::kYes);
+    stored_->turn();
+  } else {
+    forward_keeping(sequence);
+  }
   times_.forward += watch.seconds();
   watch.restart();
   const LossSums sums = loss(sequence, loss_scale, z_loss, WithGradient::kYes);
   times_.loss += watch.seconds();
   watch.restart();
-  int64_t done = weights_.untied_head.size() + weights_.final_norm.size();
-  if (ready) ready(done);
-  for (int64_t index = weights_.config.layers; index-- > 0;) {
-    backward_layer(index, sequence);
-    done += elements_of_layer(weights_.layers[static_cast<size_t>(index)]);
-    if (ready) ready(done);
+  ready_ = &ready;
+  done_ = weights_.untied_head.size() + weights_.final_norm.size();
+  if (ready.ready) ready.ready(done_);
+  if (stored_) {
+    const auto every = static_cast<int64_t>(inputs_.size());
+    for (int64_t first = (weights_.config.layers - 1) / every * every; first >= 0; first -= every)
+      backward_group(first, sequence);
+  } else {
+    for (int64_t index = weights_.config.layers; index-- > 0;) {
+      KeptLayer& kept = kept_[static_cast<size_t>(index)];
+      backward_layer(index, sequence, kept.x.data(), &kept);
+    }
   }
   embedding_backward(shard().size(), weights_.config.hidden, sequence.tokens.data() + shard().begin,
                      d_x_.data(), gradients_.embedding.data());
-  done += gradients_.embedding.size();
-  if (ready) ready(done);
+  done_ += gradients_.embedding.size();
+  if (ready.ready) ready.ready(done_);
+  ready_ = nullptr;
   times_.backward += watch.seconds();
   return sums;
 }
@@ -97,57 +118,132 @@ void TrainingPass::for_tiles(TokenRange range, const std::function<void(int64_t,
     work(at, std::min(tile_, range.end - at));
 }
 
-void TrainingPass::forward(const TrainingSequence& sequence, KeepInputs keep) {
+void TrainingPass::for_layer_tiles(int64_t index, TokenRange queries, const TrainingSequence& sequence,
+                                   const float* x, const TileWork& work) {
+  const std::vector<BandKeys<float>> bands = keys_.bands(keys_.visible(queries));
+  for_tiles(queries, [&](int64_t at, int64_t n) {
+    work({index, n, at, sequence.doc_start.data() + at, bands, x + row(at)}, at - shard().begin);
+    poll();
+  });
+}
+
+void TrainingPass::poll() {
+  keys_.poll();
+  halo_return_.poll();
+  if (ready_ != nullptr && ready_->poll) ready_->poll();
+}
+
+void TrainingPass::embed(const TrainingSequence& sequence, HostBuffer<float>& x) const {
   const auto own = static_cast<size_t>(shard().begin);
   embed_tokens(weights_, std::span(sequence.tokens).subspan(own, static_cast<size_t>(shard().size())),
-               residual_.data());
-  const auto attend = [&](int64_t index, TokenRange queries) {
-    const std::vector<BandKeys<float>> bands = keys_.bands(keys_.visible(queries));
-    for_tiles(queries, [&](int64_t at, int64_t n) {
-      layer_.attend(index, n, at, bands, residual_.data() + row(at), sequence.doc_start.data() + at);
-      keys_.poll();
-    });
-  };
+               x.data());
+}
+
+void TrainingPass::forward(const TrainingSequence& sequence, WithGradient with_gradient) {
+  embed(sequence, residual_);
   for (int64_t index = 0; index < weights_.config.layers; ++index) {
-    if (keep == KeepInputs::kYes)
-      std::copy_n(residual_.data(), residual_.size(), inputs_[static_cast<size_t>(index)].data());
-    keys_.start(layer_, index, residual_.data());
-    keys_.wait_landmarks();
-    attend(index, keys_.interior());
-    keys_.wait_halo();
-    attend(index, keys_.boundary());
+    if (with_gradient == WithGradient::kYes) stored_->before_layer(index, residual_.span());
+    // From one array to the other, since the store may still be reading the first.
+    run_layer(index, sequence, residual_.data(), d_normed_.data());
+    std::swap(residual_, d_normed_);
   }
 }
 
-void TrainingPass::backward_layer(int64_t index, const TrainingSequence& sequence) {
-  const float* x = inputs_[static_cast<size_t>(index)].data();
+void TrainingPass::run_layer(int64_t index, const TrainingSequence& sequence, const float* x, float* x_out) {
+  const auto attend = [&](TokenRange queries) {
+    for_layer_tiles(index, queries, sequence, x, [&](const LayerBackward::Tile& tile, int64_t first) {
+      float* out = x_out + first * weights_.config.hidden;
+      std::copy_n(tile.x, tile.n * weights_.config.hidden, out);
+      layer_.attend(index, tile.n, tile.first_position, tile.bands, out, tile.doc_start);
+    });
+  };
   keys_.start(layer_, index, x);
+  keys_.wait_landmarks();
+  attend(keys_.interior());
+  keys_.wait_halo();
+  attend(keys_.boundary());
+}
+
+void TrainingPass::forward_keeping(const TrainingSequence& sequence) {
+  embed(sequence, kept_[0].x);
+  for (int64_t index = 0; index < weights_.config.layers; ++index) {
+    const auto at = static_cast<size_t>(index);
+    KeptLayer& kept = kept_[at];
+    float* x_out = at + 1 < kept_.size() ? kept_[at + 1].x.data() : residual_.data();
+    const auto attend = [&](TokenRange queries) {
+      for_layer_tiles(index, queries, sequence, kept.x.data(),
+                      [&](const LayerBackward::Tile& tile, int64_t first) {
+                        back_.forward(tile, kept.values.at(first), x_out + first * weights_.config.hidden);
+                      });
+    };
+    keys_.swap(kept.keys);
+    keys_.start(layer_, index, kept.x.data());
+    keys_.wait_landmarks();
+    attend(keys_.interior());
+    keys_.wait_halo();
+    attend(keys_.boundary());
+    keys_.swap(kept.keys);
+  }
+}
+
+// The layers from `first` on whose inputs hang on the one that was stored.
+void TrainingPass::backward_group(int64_t first, const TrainingSequence& sequence) {
+  const int64_t end = std::min(first + static_cast<int64_t>(inputs_.size()), weights_.config.layers);
+  const auto input = [&](int64_t index) -> HostBuffer<float>& {
+    return inputs_[static_cast<size_t>(index - first)];
+  };
+  stored_->take(first, input(first).span());
+  const Stopwatch watch;
+  for (int64_t index = first; index + 1 < end; ++index)
+    run_layer(index, sequence, input(index).data(), input(index + 1).data());
+  times_.recompute += watch.seconds();
+  for (int64_t index = end; index-- > first;)
+    backward_layer(index, sequence, input(index).data(), nullptr);
+}
+
+void TrainingPass::backward_layer(int64_t index, const TrainingSequence& sequence, const float* x,
+                                  KeptLayer* kept) {
+  if (kept != nullptr) {
+    keys_.swap(kept->keys);
+  } else {
+    keys_.start(layer_, index, x);
+  }
   clear(dk_);
   clear(dv_);
   for (LandmarkGradient& d : d_landmarks_) {
     clear(d.dk);
     clear(d.dv);
   }
-  keys_.wait_landmarks();
-  attend_back(index, keys_.interior(), sequence, x);
-  keys_.wait_halo();
-  attend_back(index, keys_.boundary(), sequence, x);
-
+  // The halo arrives during the first half of the interior, its gradients leave during the second.
+  const TokenRange interior = keys_.interior();
+  const int64_t tiles = (interior.size() + tile_ - 1) / tile_;
+  const int64_t middle = std::min(interior.begin + tiles / 2 * tile_, interior.end);
+  if (kept == nullptr) keys_.wait_landmarks();
+  attend_back(index, {interior.begin, middle}, sequence, x, kept);
+  if (kept == nullptr) keys_.wait_halo();
+  attend_back(index, keys_.boundary(), sequence, x, kept);
   const KvRows exact{dk_.data(), dv_.data(), keys_.plan().halo.begin};
   halo_return_.start(exact);
+  attend_back(index, {middle, interior.end}, sequence, x, kept);
+
   for (size_t band = 0; band < strides_.size(); ++band)
     landmark_returns_[band]->start({d_landmarks_[band].dk.data(), d_landmarks_[band].dv.data(), 0});
   halo_return_.add(exact);
   for (size_t band = 0; band < strides_.size(); ++band)
     landmark_returns_[band]->add({d_landmarks_[band].dk.data(), d_landmarks_[band].dv.data(), 0});
   pool_back(index, x);
+  if (kept != nullptr) keys_.swap(kept->keys);
+  layer_done(index);
+}
+
+void TrainingPass::layer_done(int64_t index) {
+  done_ += elements_of_layer(weights_.layers[static_cast<size_t>(index)]);
+  if (ready_->ready) ready_->ready(done_);
 }
 
 void TrainingPass::attend_back(int64_t index, TokenRange queries, const TrainingSequence& sequence,
-                               const float* x) {
-  const TokenRange exact = keys_.visible(queries);
-  const std::vector<BandKeys<float>> bands = keys_.bands(exact);
-  const int64_t offset = (exact.begin - keys_.plan().halo.begin) * keys_.row_elements();
+                               const float* x, KeptLayer* kept) {
+  const int64_t offset = (keys_.visible(queries).begin - keys_.plan().halo.begin) * keys_.row_elements();
   std::vector<BandGradient<float>> gradients;
   size_t strided = 0;
   for (const Band& band : pattern_.bands) {
@@ -158,10 +254,14 @@ void TrainingPass::attend_back(int64_t index, TokenRange queries, const Training
       ++strided;
     }
   }
-  for_tiles(queries, [&](int64_t at, int64_t n) {
-    back_.attend(index, n, at, sequence.doc_start.data() + at, bands, gradients, x + row(at),
-                 d_x_.data() + row(at), d_normed_.data() + row(at));
-    keys_.poll();
+  for_layer_tiles(index, queries, sequence, x, [&](const LayerBackward::Tile& tile, int64_t first) {
+    float* d_x = d_x_.data() + first * weights_.config.hidden;
+    float* d_normed = d_normed_.data() + first * weights_.config.hidden;
+    if (kept != nullptr) {
+      back_.attend(tile, kept->values.at(first), gradients, d_x, d_normed);
+    } else {
+      back_.attend(tile, gradients, d_x, d_normed);
+    }
   });
 }
 
@@ -200,6 +300,7 @@ void TrainingPass::pool_back(int64_t index, const float* x) {
 
 const TrainingTimes& TrainingPass::times() {
   times_.halo = keys_.cost();
+  if (stored_) times_.store = stored_->seconds();
   times_.returned = halo_return_.cost();
   for (const auto& landmarks : landmark_returns_)
     times_.returned += landmarks->cost();

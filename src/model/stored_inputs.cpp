@@ -1,0 +1,68 @@
+#include "model/stored_inputs.hpp"
+
+#include <cstring>
+
+#include "core/clock.hpp"
+
+namespace longhalo {
+
+ActivationShape stored_inputs_shape(int64_t layers, int64_t tokens, int64_t hidden, int64_t every) {
+  ActivationShape shape{{}, tokens, hidden, ActivationType::kFloat32};
+  for (int64_t layer = 0; layer < layers; layer += every)
+    shape.layers.push_back(static_cast<int>(layer));
+  return shape;
+}
+
+StoredInputs::StoredInputs(const MpiSession& session, ActivationStore& store, int64_t layers, int64_t every)
+    : session_(session), store_(store), layers_(layers), every_(every) {
+  check(every >= 1, "at least every layer's input is stored");
+}
+
+StoredInputs::~StoredInputs() {
+  try {
+    finish_put();
+  } catch (const std::exception&) {
+    // Whoever destroys this in the middle of a step has an error of its own to tell.
+  }
+}
+
+void StoredInputs::finish_put() {
+  if (!put_) return;
+  const int layer = *put_;
+  put_.reset();
+  store_.finish_put(layer);
+}
+
+void StoredInputs::before_layer(int64_t layer, std::span<const float> x) {
+  const bool stores = layer % every_ == 0;
+  if (!stores && !put_) return;
+  const Stopwatch watch;
+  session_.together([&] {
+    finish_put();
+    if (!stores) return;
+    put_ = static_cast<int>(layer);
+    store_.put_from(*put_, [bytes = std::as_bytes(x)](int64_t offset, std::span<std::byte> into) {
+      std::memcpy(into.data(), bytes.data() + offset, into.size());
+    });
+  });
+  seconds_ += watch.seconds();
+}
+
+void StoredInputs::turn() {
+  const Stopwatch watch;
+  const auto last = static_cast<int>((layers_ - 1) / every_ * every_);
+  session_.together([&] { store_.start_fetch(last); });
+  seconds_ += watch.seconds();
+}
+
+void StoredInputs::take(int64_t layer, std::span<float> x) {
+  const Stopwatch watch;
+  session_.together([&] {
+    finish_put();
+    store_.get(static_cast<int>(layer), std::as_writable_bytes(x));
+    if (layer > 0) store_.start_fetch(static_cast<int>(layer - every_));
+  });
+  seconds_ += watch.seconds();
+}
+
+}  // namespace longhalo

@@ -1,0 +1,242 @@
+// Activation checkpointing: wherever the inputs of layers are kept, and of however many layers, loss and
+// gradients are those of a pass that keeps everything, to the last bit; and a store that fails on one rank
+// ends the step on all of them.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "comm/shard_plan.hpp"
+#include "core/text.hpp"
+#include "kernels/matmul/matmul.hpp"
+#include "storage/disk_activation_store.hpp"
+#include "storage/hdf5.hpp"
+#include "training_fixture.hpp"
+
+namespace longhalo::test {
+namespace {
+
+constexpr int64_t kLayers = 5;  // no multiple of 2 or 4
+
+enum class Where { kMemory, kDisk };
+
+// A folder that all ranks share, gone at the end.
+class SharedFolder {
+ public:
+  SharedFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "longhalo_checkpointing.XXXXXX").string();
+    session().together([&] {
+      if (session().is_root() && ::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no " + name);
+    });
+    path_ = broadcast_text(session(), name);
+  }
+  ~SharedFolder() {
+    MPI_Barrier(session().comm());
+    std::error_code ignored;
+    if (session().is_root()) std::filesystem::remove_all(path_, ignored);
+  }
+  SharedFolder(const SharedFolder&) = delete;
+  SharedFolder& operator=(const SharedFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::unique_ptr<ActivationStore> make_store(Where where, const ActivationShape& shape,
+                                            const std::filesystem::path& folder) {
+  if (where == Where::kMemory) return std::make_unique<HostActivationStore>(shape);
+  DiskStoreOptions options;
+  options.directory = folder;
+  options.rank = session().rank();
+  options.shape = shape;
+  options.chunk_bytes = 4096;  // several chunks a layer, and fewer buffers than chunks
+  options.buffers = 3;
+  options.threads = 2;
+  return std::make_unique<DiskActivationStore>(options);
+}
+
+// Everything that a run of three steps of two sequences leaves behind.
+struct Outcome {
+  std::vector<double> losses;
+  std::vector<float> gradients, weights;
+  double validated = 0;
+  StoreFigures figures;
+};
+
+std::vector<float> flat(Weights& weights) {
+  std::vector<float> all;
+  for (const Parameter& parameter : parameters_of(weights))
+    all.insert(all.end(), parameter.values.begin(), parameter.values.end());
+  return all;
+}
+
+Outcome run(const Case& test, std::optional<Where> where, int64_t every,
+            const std::filesystem::path& folder) {
+  const ShardPlan shards(test.tokens, session().ranks(), test.alignment);
+  Weights weights = tiny_model(test.pattern, test.tied, 15, kLayers);
+  std::unique_ptr<ActivationStore> store;
+  TrainerOptions options = options_of_a_run();
+  if (where) {
+    session().together([&] {
+      store = make_store(
+          *where,
+          stored_inputs_shape(kLayers, shards.shard(session().rank()).size(), weights.config.hidden, every),
+          folder);
+    });
+    options.checkpointing = {store.get(), every};
+  }
+  Outcome outcome;
+  Trainer trainer(session(), weights, test.pattern, shards, 6, options);
+  std::vector<Data> data;
+  for (uint64_t seed = 1; seed <= 3; ++seed)
+    data.push_back(make_data(test.tokens, weights.config.vocabulary, test.document_begins, seed));
+  for (int64_t step = 1; step <= 3; ++step) {
+    const TrainingSequence sequences[2] = {data[static_cast<size_t>(step) % data.size()].view(),
+                                           data[static_cast<size_t>(step + 1) % data.size()].view()};
+    const StepResult result = trainer.step(step, sequences);
+    EXPECT_FALSE(result.skipped);
+    outcome.losses.push_back(result.loss);
+    outcome.losses.push_back(result.gradient_norm);
+    outcome.validated = trainer.validate(std::vector{data[0].view()});
+  }
+  outcome.gradients = flat(trainer.gradients());
+  outcome.weights = flat(weights);
+  if (store) outcome.figures = store->figures();
+  return outcome;
+}
+
+TEST(Checkpointing, IsTheSameToTheLastBit) {
+  set_kernel_threads(1);
+  const SharedFolder folder;
+  for (const Case& test : cases()) {
+    SCOPED_TRACE(test.name);
+    const Outcome expected = run(test, std::nullopt, 1, folder.path());
+    for (const Where where : {Where::kMemory, Where::kDisk}) {
+      for (const int64_t every : {1, 2, 4, 9}) {
+        SCOPED_TRACE(text(where == Where::kDisk ? "disk" : "memory", ", every ", every));
+        const Outcome outcome = run(test, where, every, folder.path());
+        EXPECT_EQ(outcome.losses, expected.losses);
+        EXPECT_EQ(outcome.gradients, expected.gradients);
+        EXPECT_EQ(outcome.weights, expected.weights);
+        EXPECT_EQ(outcome.validated, expected.validated);
+        // Each of six passes stores and takes back the inputs of every so many-th layer once.
+        const int64_t own =
+            ShardPlan(test.tokens, session().ranks(), test.alignment).shard(session().rank()).size();
+        const int64_t bytes = 6 * ((kLayers + every - 1) / every) * own * 8 * 4;
+        EXPECT_EQ(outcome.figures.bytes_put, bytes);
+        EXPECT_EQ(outcome.figures.bytes_fetched, bytes);
+      }
+    }
+  }
+}
+
+// A wide model, so that a rank's layer input has many chunks, more than the store has buffers.
+TEST(Checkpointing, InputsLargerThanTheBuffersOfTheStore) {
+  set_kernel_threads(1);
+  const SharedFolder folder;
+  const AttentionPattern pattern = AttentionPattern::window_and_landmarks(9, 4);
+  ModelConfig config;
+  config.layers = 3;
+  config.hidden = 96;
+  config.ffn = 40;
+  config.heads = 2;
+  config.kv_heads = 1;
+  config.head_dim = 8;
+  config.vocabulary = 11;
+  const int64_t tokens = 301;
+  const ShardPlan shards(tokens, session().ranks(), 4);
+  const Data data = make_data(tokens, 11, {0, 130}, 4);
+  std::vector<std::vector<float>> all;
+  for (const bool on_disk : {false, true}) {
+    Weights weights = small_model(config, 1, 3);
+    Weights gradients = zeros_like(weights);
+    std::unique_ptr<ActivationStore> store;
+    Checkpointing checkpointing;
+    if (on_disk) {
+      session().together([&] {
+        store = make_store(Where::kDisk,
+                           stored_inputs_shape(3, shards.shard(session().rank()).size(), config.hidden, 1),
+                           folder.path());
+      });
+      checkpointing.store = store.get();
+    }
+    TrainingPass pass(session(), weights, gradients, pattern, shards, 16, checkpointing);
+    for (int repeat = 0; repeat < 3; ++repeat)
+      pass.forward_backward(data.view(), 1, 0, {});
+    all.push_back(flat(gradients));
+  }
+  EXPECT_EQ(all[0], all[1]);
+}
+
+// Changes one bit of a stored layer before it is read back.
+class DamagingStore : public ActivationStore {
+ public:
+  DamagingStore(std::unique_ptr<DiskActivationStore> store, int layer)
+      : store_(std::move(store)), layer_(layer) {}
+  void put(int layer, std::span<const std::byte> bytes) override { store_->put(layer, bytes); }
+  void put_from(int layer, Source source) override { store_->put_from(layer, std::move(source)); }
+  void finish_put(int layer) override { store_->finish_put(layer); }
+  void start_fetch(int layer) override {
+    if (layer == layer_) {
+      store_->flush();
+      const Hdf5File file = Hdf5File::open(store_->file());
+      const int64_t at = file.dataset(text("/step_state/layer_00", layer, "/x")).file_offset() + 77;
+      std::fstream bytes(store_->file(), std::ios::in | std::ios::out | std::ios::binary);
+      bytes.seekg(at);
+      const char changed = static_cast<char>(bytes.get() ^ 4);
+      bytes.seekp(at);
+      bytes.put(changed);
+    }
+    store_->start_fetch(layer);
+  }
+  void get(int layer, std::span<std::byte> bytes) override { store_->get(layer, bytes); }
+  void get_to(int layer, const Sink& sink) override { store_->get_to(layer, sink); }
+  StoreFigures figures() const override { return store_->figures(); }
+  std::span<std::byte> transfer_memory() override { return store_->transfer_memory(); }
+
+ private:
+  std::unique_ptr<DiskActivationStore> store_;
+  int layer_;
+};
+
+TEST(Checkpointing, DamageOnOneRankEndsTheStepOnAll) {
+  set_kernel_threads(1);
+  const SharedFolder folder;
+  const Case test = cases()[0];
+  const ShardPlan shards(test.tokens, session().ranks(), test.alignment);
+  for (const int damaged : {0, 2, 4}) {
+    SCOPED_TRACE(text("layer ", damaged));
+    Weights weights = tiny_model(test.pattern, true, 15, kLayers);
+    DiskStoreOptions options;
+    options.directory = folder.path();
+    options.rank = session().rank();
+    options.shape =
+        stored_inputs_shape(kLayers, shards.shard(session().rank()).size(), weights.config.hidden, 2);
+    // The last rank that has tokens.
+    const int victim = shards.owner(test.tokens - 1);
+    DamagingStore store(std::make_unique<DiskActivationStore>(options),
+                        session().rank() == victim ? damaged : -1);
+    TrainerOptions training = options_of_a_run();
+    training.checkpointing = {&store, 2};
+    Trainer trainer(session(), weights, test.pattern, shards, 6, training);
+    const Data data = make_data(test.tokens, 11, {0}, 3);
+    try {
+      trainer.step(1, std::vector{data.view()});
+      ADD_FAILURE() << "the damage was not seen";
+    } catch (const JointError& error) {
+      EXPECT_EQ(error.reporting_rank, victim);
+      EXPECT_EQ(error.exit_code, ExitCode::kUserError);
+      const std::string message = error.what();
+      for (const std::string& word : {text("of layer ", damaged), std::string("checksum differs"),
+                                      std::string("activations.h5"), text("rank", victim)})
+        EXPECT_NE(message.find(word), std::string::npos) << message;
+    }
+    EXPECT_EQ(trainer.optimizer().steps(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace longhalo::test
