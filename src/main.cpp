@@ -1,6 +1,7 @@
 // longhalo: parse, dispatch, exit code. The jobs themselves are told in src/app, one file a subcommand.
 //
-// Exit codes: 0 done, 1 a fault of LongHalo, 2 bad config or input.
+// Exit codes: 0 done, 1 a fault of LongHalo, 2 bad config or input, 75 stopped on request with its state
+// saved.
 #include <exception>
 
 #include "app/bench.hpp"
@@ -25,29 +26,30 @@ Config shared_config(const MpiSession& session, const CommandLine& command) {
   return load_config_text(command.subcommand, yaml, "the effective config");
 }
 
-void run(const MpiSession& session, const CommandLine& command) {
+ExitCode run(const MpiSession& session, const CommandLine& command) {
   const Config config = shared_config(session, command);
   if (command.print_config) {
     if (session.is_root()) print_text(dump_yaml(config));
-    return;
+    return ExitCode::kDone;
   }
   switch (command.subcommand) {
     case Subcommand::kInfer:
-      return run_infer(session, config);
+      run_infer(session, config);
+      break;
     case Subcommand::kTrain:
       return run_train(session, config);
     case Subcommand::kTokenize:
-      return;  // needs no ranks: main() has dealt with it
+      break;  // needs no ranks: main() has dealt with it
     default:
-      return run_benchmark(session, command.subcommand, config);
+      run_benchmark(session, command.subcommand, config);
   }
+  return ExitCode::kDone;
 }
 
 int run_ranks(int argc, char** argv, const CommandLine& command) {
   MpiSession session(&argc, &argv);
   try {
-    run(session, command);
-    return static_cast<int>(ExitCode::kDone);
+    return static_cast<int>(run(session, command));
   } catch (const JointError& error) {  // every rank knows: leave together
     if (session.rank() == error.reporting_rank) log_error(error.what());
     return static_cast<int>(error.exit_code);

@@ -4,10 +4,14 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "app/continued_metrics.hpp"
 #include "app/engine_setup.hpp"
 #include "app/job_log.hpp"
 #include "app/model_setup.hpp"
+#include "app/signals.hpp"
+#include "app/training_checkpoints.hpp"
 #include "app/training_data.hpp"
 #include "comm/shard_plan.hpp"
 #include "core/clock.hpp"
@@ -45,18 +49,28 @@ TrainerOptions trainer_options(const Config::Train& train) {
   return options;
 }
 
+OriginConfig origin_config(const Config& config) {
+  return config.model.weights == WeightsSource::kCheckpoint ? OriginConfig::kKeep : OriginConfig::kNew;
+}
+
 // One job: what all steps share.
 class TrainJob {
  public:
   TrainJob(const MpiSession& session, const Config& config);
-  void run();
+  ExitCode run();
 
  private:
+  void prepare_output();
+  void open_logs();
   void load_weights();
-  void step(int64_t number);
-  void validate(int64_t step);
-  void refuse_endless_skipping(int64_t number) const;
+  void restore();
+  bool asked_to_stop();
+  void step();
+  void validate();
+  void refuse_endless_skipping();
   void save();
+  ExitCode stop();
+  void finish();
   nlohmann::json phases();
 
   const MpiSession& session_;
@@ -66,11 +80,14 @@ class TrainJob {
   AttentionPattern pattern_;
   ModelConfig shape_;
   std::unique_ptr<TrainingData> data_;
+  std::unique_ptr<TrainingCheckpoints> checkpoints_;
+  std::optional<RestoredCheckpoint> restored_;
   std::unique_ptr<RunLog> log_, metrics_;  // rank 0 writes
   Weights weights_;
   std::unique_ptr<ShardPlan> shards_;
   std::unique_ptr<Trainer> trainer_;
-  int64_t skipped_ = 0, skipped_in_a_row_ = 0;
+  TrainingSettings settings_;
+  TrainingState state_;
   double since_record_seconds_ = 0;
   int64_t since_record_tokens_ = 0;
   StepTimes recorded_;
@@ -84,35 +101,64 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
       pattern_(attention_pattern(config)) {
   session.together([&] { shape_ = model_shape(config); });
   data_ = std::make_unique<TrainingData>(session, config, shape_.vocabulary);
-  const std::filesystem::path folder = config.output.directory;
-  session.together([&] {
-    if (!session.is_root()) return;
-    if (config.output.if_exists == IfExists::kError && std::filesystem::exists(folder / "metrics.jsonl"))
-      throw UserError("the output folder holds an earlier training run", folder.string(),
-                      "choose another output.directory, or set output.if_exists: replace");
-    std::error_code error;
-    std::filesystem::create_directories(folder, error);
-    if (error)
-      throw UserError(text("the output folder cannot be made: ", error.message()), folder.string(),
-                      "choose another output.directory");
-    std::filesystem::remove(folder / "metrics.jsonl", error);
-  });
-  const std::unique_ptr<Engine> engine = make_cpu_engine(session, shape_, pattern_);
-  log_ = open_job_log(session, config, "train", threads_, *engine);
-  metrics_ = std::make_unique<RunLog>();
-  session.together([&] {
-    if (!session.is_root()) return;
-    RunHeader header;
-    header.command = "train";
-    header.config = nlohmann::json::parse(dump_json(config));
-    header.ranks = session.ranks();
-    metrics_ = std::make_unique<RunLog>(folder / "metrics.jsonl", header);
-  });
+  prepare_output();
+  open_logs();
   load_weights();
   shards_ =
       std::make_unique<ShardPlan>(plan_shards(shape_, pattern_, train_.sequence_tokens, session.ranks()));
   const int64_t tile = config.run.token_tile == 0 ? kDefaultTile : config.run.token_tile;
   trainer_ = std::make_unique<Trainer>(session, weights_, pattern_, *shards_, tile, trainer_options(train_));
+  settings_ = TrainingSettings::of(config, pattern_.describe(),
+                                   fingerprint_of(trainer_->optimizer().weights()), data_->fingerprint());
+  session.together([&] {
+    if (session.is_root())
+      checkpoints_->set_files(
+          model_files(weights_.config, pattern_, config.model.path, origin_config(config)));
+  });
+  if (restored_) restore();
+}
+
+// The folder is this job's alone before anything in it is touched.
+void TrainJob::prepare_output() {
+  const std::filesystem::path folder = config_.output.directory;
+  session_.together([&] {
+    if (!session_.is_root()) return;
+    if (config_.output.if_exists == IfExists::kError && holds_training_run(folder))
+      throw UserError("the output folder holds an earlier training run", folder.string(),
+                      "choose another output.directory, or set output.if_exists: resume to go on with it, or "
+                      "replace to start anew");
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error)
+      throw UserError(text("the output folder cannot be made: ", error.message()), folder.string(),
+                      "choose another output.directory");
+  });
+  checkpoints_ =
+      std::make_unique<TrainingCheckpoints>(session_, folder, static_cast<int>(train_.checkpoint_keep));
+  if (config_.output.if_exists == IfExists::kReplace) checkpoints_->remove_all();
+  if (config_.output.if_exists == IfExists::kResume) restored_ = checkpoints_->find();
+}
+
+void TrainJob::open_logs() {
+  const std::filesystem::path file = std::filesystem::path(config_.output.directory) / "metrics.jsonl";
+  const std::unique_ptr<Engine> engine = make_cpu_engine(session_, shape_, pattern_);
+  log_ = open_job_log(session_, config_, "train", threads_, *engine);
+  metrics_ = std::make_unique<RunLog>();
+  session_.together([&] {
+    if (!session_.is_root()) return;
+    RunHeader header;
+    header.command = "train";
+    header.config = nlohmann::json::parse(dump_json(config_));
+    header.ranks = session_.ranks();
+    if (restored_) {
+      header.extra["resumed_step"] = restored_->manifest.step;
+      take_back_metrics(file, restored_->manifest.step);
+    } else {
+      std::error_code error;
+      std::filesystem::remove(file, error);
+    }
+    metrics_ = std::make_unique<RunLog>(file, header);
+  });
 }
 
 void TrainJob::load_weights() {
@@ -132,32 +178,93 @@ void TrainJob::load_weights() {
                   " to validate on"));
 }
 
-void TrainJob::run() {
-  Progress progress("training", train_.steps, ProgressUnit::kItems, progress_options(session_, config_));
-  for (int64_t number = 1; number <= train_.steps; ++number) {
-    step(number);
-    progress.set(number);
-    const bool last = number == train_.steps;
-    if (data_->validation_sequences() > 0 && (last || number % train_.validate_every == 0)) validate(number);
-    if (last || (train_.save_every > 0 && number % train_.save_every == 0)) save();
+void TrainJob::restore() {
+  session_.together([&] {
+    state_ = training_state_of(restored_->manifest.job_state, settings_, restored_->folder.string(),
+                               session_.is_root() ? Say::kYes : Say::kNo);
+  });
+  std::optional<OptimizerStateReader> reader;
+  session_.together([&] { reader.emplace(restored_->optimizer()); });
+  restore_optimizer(session_, *reader, state_.updates, trainer_->optimizer());
+  if (session_.is_root())
+    log_info(text("goes on from ", restored_->folder.string(), ", written by ", restored_->manifest.ranks,
+                  " ranks: step ", state_.step, " of ", train_.steps));
+}
+
+ExitCode TrainJob::run() {
+  const int64_t before = state_.step;
+  Progress progress(before == 0 ? "training" : text("training after step ", before),
+                    std::max<int64_t>(train_.steps - before, 0), ProgressUnit::kItems,
+                    progress_options(session_, config_));
+  while (state_.step < train_.steps) {
+    if (asked_to_stop()) return stop();
+    step();
+    progress.set(state_.step - before);
+    const bool last = state_.step >= train_.steps;
+    if (data_->validation_sequences() > 0 && (last || state_.step % train_.validate_every == 0)) validate();
+    if (last) break;
+    if (train_.checkpoint_every > 0 && state_.step % train_.checkpoint_every == 0)
+      checkpoints_->start(state_, settings_, weights_, trainer_->optimizer(), *metrics_);
+    if (train_.save_every > 0 && state_.step % train_.save_every == 0) save();
   }
   progress.finish();
+  finish();
+  return ExitCode::kDone;
+}
+
+// At a step boundary: ranks agree on what signals asked of any of them, and on whether the checkpoint under
+// way is written on all. One message of 8 bytes a step.
+bool TrainJob::asked_to_stop() {
+  constexpr uint64_t kStop = 1, kSave = 2, kWriting = 4;
+  const uint64_t all = bits_of_ranks(session_, (JobSignals::asked_to_stop() ? kStop : 0) |
+                                                   (JobSignals::take_asked_to_save() ? kSave : 0) |
+                                                   (checkpoints_->is_writing() ? kWriting : 0));
+  if ((all & kStop) != 0) return true;
+  if (checkpoints_->is_started() && (all & kWriting) == 0) checkpoints_->commit(*metrics_);
+  if ((all & kSave) != 0 && state_.step > 0)
+    checkpoints_->start(state_, settings_, weights_, trainer_->optimizer(), *metrics_);
+  return false;
+}
+
+ExitCode TrainJob::stop() {
+  if (state_.step > 0) checkpoints_->save_now(state_, settings_, weights_, trainer_->optimizer(), *metrics_);
+  metrics_->write("stopped", {{"step", state_.step}});
+  if (session_.is_root())
+    log_info(text("stopped by a signal after step ", state_.step, " of ", train_.steps,
+                  "; go on with output.if_exists: resume"));
+  return ExitCode::kRequeue;
+}
+
+void TrainJob::finish() {
+  // A disk that has no room for the checkpoint may still have room for the model.
+  std::optional<JointError> failed;
+  try {
+    checkpoints_->save_now(state_, settings_, weights_, trainer_->optimizer(), *metrics_);
+  } catch (const JointError& error) {
+    failed = error;
+  }
+  save();
+  if (failed) throw JointError(*failed);
   if (session_.is_root()) log_info(text("done: ", config_.output.directory, "/model"));
 }
 
-void TrainJob::step(int64_t number) {
+void TrainJob::step() {
   const Stopwatch watch;
+  const int64_t number = state_.step + 1;
   std::vector<PackedSequence> packed;
   session_.together([&] {
     for (int64_t i = 0; i < train_.accumulation; ++i)
-      packed.push_back(data_->training().sequence((number - 1) * train_.accumulation + i));
+      packed.push_back(data_->training().sequence(state_.sequences + i));
   });
   std::vector<TrainingSequence> sequences;
   for (const PackedSequence& one : packed)
     sequences.push_back(view_of(one));
   const StepResult result = trainer_->step(number, sequences);
-  skipped_ += result.skipped ? 1 : 0;
-  skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
+  state_.step = number;
+  state_.sequences += train_.accumulation;
+  state_.updates = trainer_->optimizer().steps();
+  state_.skipped += result.skipped ? 1 : 0;
+  state_.skipped_in_a_row = result.skipped ? state_.skipped_in_a_row + 1 : 0;
   since_record_seconds_ += watch.seconds();
   since_record_tokens_ += train_.accumulation * train_.sequence_tokens;
 
@@ -170,17 +277,17 @@ void TrainJob::step(int64_t number) {
         {"gradient_norm", result.gradient_norm},
         {"learning_rate", result.learning_rate},
         {"counted_tokens", result.counted_tokens},
-        {"sequences", number * train_.accumulation},
+        {"sequences", state_.sequences},
         {"tokens_per_second", static_cast<double>(since_record_tokens_) / since_record_seconds_},
         {"skipped", result.skipped},
-        {"skipped_steps", skipped_},
+        {"skipped_steps", state_.skipped},
         {"peak_resident_bytes", process_memory().peak_resident},
         {"phases", phases()}};
     metrics_->write("step", record);
     since_record_seconds_ = 0;
     since_record_tokens_ = 0;
   }
-  refuse_endless_skipping(number);
+  refuse_endless_skipping();
 }
 
 // Mean over ranks, in seconds since the last record. Collective.
@@ -199,19 +306,20 @@ nlohmann::json TrainJob::phases() {
   return phases;
 }
 
-void TrainJob::refuse_endless_skipping(int64_t number) const {
-  if (skipped_in_a_row_ <= train_.most_skipped) return;
+void TrainJob::refuse_endless_skipping() {
+  if (state_.skipped_in_a_row <= train_.most_skipped) return;
+  if (checkpoints_->is_started()) checkpoints_->commit(*metrics_);  // of weights that were good
   session_.together([&] {
     throw UserError(
-        text("loss or gradient were not finite in ", skipped_in_a_row_, " steps in a row, up to step ",
-             number, "; what was saved before is untouched"),
+        text("loss or gradient were not finite in ", state_.skipped_in_a_row, " steps in a row, up to step ",
+             state_.step, "; what was saved before is untouched"),
         config_.output.directory,
         "go on from the last saved model with a smaller train.learning_rate, a longer warm-up or a "
         "smaller train.clip");
   });
 }
 
-void TrainJob::validate(int64_t step) {
+void TrainJob::validate() {
   std::vector<PackedSequence> packed;
   session_.together([&] {
     for (int64_t i = 0; i < data_->validation_sequences(); ++i)
@@ -221,24 +329,26 @@ void TrainJob::validate(int64_t step) {
   for (const PackedSequence& one : packed)
     sequences.push_back(view_of(one));
   const double mean = trainer_->validate(sequences);
-  metrics_->write("validation", {{"step", step}, {"cross_entropy", mean}, {"perplexity", std::exp(mean)}});
+  metrics_->write("validation",
+                  {{"step", state_.step}, {"cross_entropy", mean}, {"perplexity", std::exp(mean)}});
   if (session_.is_root())
-    log_info(text("step ", step, ": validation perplexity ", std::exp(mean), ", ", mean, " nats a token"));
+    log_info(
+        text("step ", state_.step, ": validation perplexity ", std::exp(mean), ", ", mean, " nats a token"));
 }
 
 void TrainJob::save() {
   session_.together([&] {
     if (!session_.is_root()) return;
-    save_model(
-        weights_, pattern_, std::filesystem::path(config_.output.directory) / "model", config_.model.path,
-        config_.model.weights == WeightsSource::kCheckpoint ? OriginConfig::kKeep : OriginConfig::kNew);
+    save_model(weights_, pattern_, std::filesystem::path(config_.output.directory) / "model",
+               config_.model.path, origin_config(config_));
   });
 }
 
 }  // namespace
 
-void run_train(const MpiSession& session, const Config& config) {
-  TrainJob(session, config).run();
+ExitCode run_train(const MpiSession& session, const Config& config) {
+  const JobSignals signals;
+  return TrainJob(session, config).run();
 }
 
 }  // namespace longhalo

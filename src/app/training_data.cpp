@@ -5,6 +5,7 @@
 #include "app/model_setup.hpp"
 #include "core/text.hpp"
 #include "dataset/documents.hpp"
+#include "storage/sha256.hpp"
 #include "tokenizer/tokenizer.hpp"
 
 namespace longhalo {
@@ -41,6 +42,25 @@ std::vector<std::vector<int32_t>> shared(const MpiSession& session,
   return documents;
 }
 
+// Of the sizes of all documents and the first tokens; all tokens of a large file would take as long as
+// reading it.
+std::string fingerprint_of(const DocumentTokens& documents) {
+  constexpr int64_t kMostTokens = int64_t{1} << 24;
+  Sha256 digest;
+  std::vector<int32_t> tokens;
+  int64_t left = kMostTokens;
+  for (int64_t i = 0; i < documents.documents(); ++i) {
+    const int64_t size = documents.document_tokens(i);
+    digest.update(std::as_bytes(std::span(&size, 1)));
+    tokens.resize(static_cast<size_t>(std::min(size, left)));
+    if (tokens.empty()) continue;
+    documents.read(i, 0, tokens);
+    digest.update(std::as_bytes(std::span(tokens)));
+    left -= static_cast<int64_t>(tokens.size());
+  }
+  return digest.hex().substr(0, 16);
+}
+
 }  // namespace
 
 TrainingData::TrainingData(const MpiSession& session, const Config& config, int64_t vocabulary) {
@@ -59,6 +79,11 @@ TrainingData::TrainingData(const MpiSession& session, const Config& config, int6
     }
   });
   if (!from_file) documents_ = documents_of(shared(session, std::move(texts)));
+
+  session.together([&] {
+    if (session.is_root()) fingerprint_ = fingerprint_of(*documents_);
+  });
+  fingerprint_ = broadcast_text(session, fingerprint_);
 
   const std::string origin = from_file ? config.input.tokens : "input.documents";
   const Config::Train& train = config.train;

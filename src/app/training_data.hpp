@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "comm/mpi_session.hpp"
 #include "config/config.hpp"
@@ -21,12 +22,15 @@ class TrainingData {
   /// At most train.validation_sequences of them are there to be used; none where nothing is split off.
   int64_t validation_sequences() const { return validation_sequences_; }
   PackedSequences& validation() { return *validation_; }
+  /// Tells one input from another; the same on every rank.
+  const std::string& fingerprint() const { return fingerprint_; }
   int64_t training_tokens() const { return split_.training.size(); }
   int64_t validation_tokens() const { return split_.validation.size(); }
 
  private:
   std::unique_ptr<TokenFile> file_;
   std::unique_ptr<DocumentTokens> documents_;
+  std::string fingerprint_;
   DataSplit split_;
   std::unique_ptr<PackedSequences> training_, validation_;
   int64_t validation_sequences_ = 0;

@@ -162,4 +162,10 @@ int64_t sum_over_ranks(const MpiSession& session, int64_t value) {
   return sum;
 }
 
+uint64_t bits_of_ranks(const MpiSession& session, uint64_t bits) {
+  uint64_t all = 0;
+  check_mpi(MPI_Allreduce(&bits, &all, 1, MPI_UINT64_T, MPI_BOR, session.comm()), "MPI_Allreduce");
+  return all;
+}
+
 }  // namespace longhalo

@@ -84,5 +84,7 @@ struct RankSpread {
 };
 RankSpread spread_over_ranks(const MpiSession& session, double value);
 int64_t sum_over_ranks(const MpiSession& session, int64_t value);
+/// The bits that are set on any rank, on every rank. Collective.
+uint64_t bits_of_ranks(const MpiSession& session, uint64_t bits);
 
 }  // namespace longhalo

@@ -27,6 +27,7 @@ class Checker {
     check_generate();
     check_run();
     check_train();
+    check_activations();
     check_bench();
   }
 
@@ -143,7 +144,7 @@ class Checker {
     }
     const bool runs_model = subcommand_ == Subcommand::kInfer || subcommand_ == Subcommand::kTrain ||
                             subcommand_ == Subcommand::kBenchPrefill ||
-                            subcommand_ == Subcommand::kBenchLayer;
+                            subcommand_ == Subcommand::kBenchLayer || subcommand_ == Subcommand::kBenchStep;
     if (runs_model && model.path.empty() && model.weights == WeightsSource::kCheckpoint) {
       fault({"model.path", "model.weights"}, "model.path is missing: the directory of the model");
     }
@@ -233,9 +234,6 @@ class Checker {
     if (config_.run.precision == PrecisionSetting::kBf16 || config_.run.precision == PrecisionSetting::kFp8)
       fault({"run.precision"},
             text(told("run.precision"), ": training runs on the CPU only, in fp32; use fp32 or auto"));
-    if (config_.output.if_exists == IfExists::kResume)
-      fault({"output.if_exists"},
-            text(told("output.if_exists"), ": a training run cannot be resumed; use error or replace"));
     if (train.warmup_steps > train.steps)
       fault({"train.warmup_steps", "train.steps"},
             text(told("train.warmup_steps"), " is more than ", told("train.steps")));
@@ -248,6 +246,20 @@ class Checker {
       fault({"train.decay_steps", "train.warmup_steps", "train.steps"},
             text(told("train.warmup_steps"), " and ", told("train.decay_steps"), " are together more than ",
                  told("train.steps")));
+  }
+
+  void check_activations() {
+    const Config::Activations& activations = config_.activations;
+    if (activations.store == ActivationSetting::kOff && activations.every != 1)
+      fault({"activations.every", "activations.store"},
+            text(told("activations.every"), " has no effect with ", told("activations.store"),
+                 ", which keeps all of every layer; remove one of the two"));
+    const bool may_use_disk =
+        activations.store == ActivationSetting::kNvme || activations.store == ActivationSetting::kAuto;
+    if (!may_use_disk && !activations.directory.empty())
+      fault({"activations.directory", "activations.store"},
+            text(told("activations.directory"), " has no effect with ", told("activations.store"),
+                 "; remove one of the two, or set activations.store: nvme"));
   }
 
   void check_bench() {

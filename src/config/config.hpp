@@ -24,6 +24,7 @@ enum class DeviceSetting { kAuto, kCpu, kCuda };
 enum class PrecisionSetting { kAuto, kFp32, kBf16, kFp8 };
 enum class TransportSetting { kAuto, kNccl, kMpi, kStaged };
 enum class KernelSetting { kAuto, kHopper, kPortable, kAll };
+enum class ActivationSetting { kAuto, kDevice, kHost, kNvme, kOff };
 enum class ScheduleSetting { kCosine, kWarmupStableDecay };
 
 /// What is run decides which keys are needed.
@@ -36,7 +37,9 @@ enum class Subcommand {
   kBenchGemm,
   kBenchHalo,
   kBenchLayer,
-  kBenchPrefill
+  kBenchPrefill,
+  kBenchStep,
+  kBenchStorage
 };
 
 /// `far` of a band that reaches back to the first token; "inf" in YAML.
@@ -137,8 +140,17 @@ struct Config {
     int64_t validation_sequences = 4;  // at most
     int64_t log_every = 1;             // steps
     int64_t save_every = 0;            // steps; 0 is at the end alone
-    int64_t most_skipped = 5;          // steps in a row
+    int64_t checkpoint_every = 100;    // steps; 0 is at the end and on signals alone
+    int64_t checkpoint_keep = 2;
+    int64_t most_skipped = 5;  // steps in a row
     bool operator==(const Train&) const = default;
+  };
+
+  struct Activations {
+    ActivationSetting store = ActivationSetting::kAuto;
+    int64_t every = 1;      // layers
+    std::string directory;  // empty: $SLURM_TMPDIR, else $TMPDIR, else /tmp
+    bool operator==(const Activations&) const = default;
   };
 
   struct Bench {
@@ -165,6 +177,7 @@ struct Config {
   Output output;
   Run run;
   Train train;
+  Activations activations;
   Bench bench;
   bool operator==(const Config&) const = default;
 };

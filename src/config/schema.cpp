@@ -76,10 +76,34 @@ void add_train_keys(ConfigSchema& all) {
                          "Steps between two records of metrics.jsonl."));
   all.keys.push_back(key("train.save_every", whole(0, kMostSteps), FIELD(train.save_every),
                          "Steps between two saved models; 0 saves at the end alone."));
+  all.keys.push_back(key("train.checkpoint_every", whole(0, kMostSteps), FIELD(train.checkpoint_every),
+                         "Steps between two checkpoints, from which output.if_exists: resume goes on; 0 "
+                         "writes one at the end and on signals alone."));
+  all.keys.push_back(key("train.checkpoint_keep", whole(2, 1000), FIELD(train.checkpoint_keep),
+                         "Checkpoints that are kept, the last written ones; two at least, because the newest "
+                         "may turn out damaged."));
   all.keys.push_back(
       key("train.most_skipped", whole(0, 1 << 20), FIELD(train.most_skipped),
           "Steps in a row that may be skipped because loss or gradient are not finite; one more "
           "stops the job."));
+}
+
+void add_activation_keys(ConfigSchema& all) {
+  all.sections.push_back(
+      {"activations", "What training's forward pass keeps for its backward pass, and where."});
+  all.keys.push_back(key(
+      "activations.store", Choice<ActivationSetting>{{"auto", "device", "host", "nvme", "off"}},
+      FIELD(activations.store),
+      "device, host and nvme keep the inputs of layers, in the memory of the device, of the host, or in a "
+      "file of activations.directory, and compute the rest again; on the CPU device and host are both this "
+      "process's memory. off keeps all that backward needs and computes nothing again. auto is the first of "
+      "off, device, host, nvme that fits; --plan says which one and why."));
+  all.keys.push_back(key("activations.every", WholeNumber{1, 10000}, FIELD(activations.every),
+                         "Keeps the input of every so many-th layer. With 1 one forward pass is made again; "
+                         "with k, L/k + k inputs are held instead of L + 1, for 2 - 1/k passes made again."));
+  all.keys.push_back(key("activations.directory", TextValue{}, FIELD(activations.directory),
+                         "Folder on node-local scratch for nvme; empty is $SLURM_TMPDIR, else $TMPDIR, else "
+                         "/tmp. What killed jobs left in it is removed."));
 }
 
 ConfigSchema make_schema() {
@@ -158,12 +182,14 @@ ConfigSchema make_schema() {
                          "Tokens whose final hidden states are averaged to one vector."));
 
   all.sections.push_back({"output", "Where results go."});
-  all.keys.push_back(key("output.directory", text, FIELD(output.directory),
-                         "Folder of results.jsonl and the HDF5 arrays; made when missing."));
+  all.keys.push_back(
+      key("output.directory", text, FIELD(output.directory),
+          "Folder of the results (results.jsonl and HDF5 arrays, or metrics.jsonl, checkpoints and the "
+          "trained model); made when missing."));
   all.keys.push_back(
       key("output.if_exists", Choice<IfExists>{{"error", "resume", "replace"}}, FIELD(output.if_exists),
           "What to do with results that are there already: stop with an error, keep them and do "
-          "the rest, or replace them."));
+          "the rest (training goes on from the newest good checkpoint), or replace them."));
 
   all.sections.push_back({"run", "How the job runs."});
   all.keys.push_back(key("run.device", Choice<DeviceSetting>{{"auto", "cpu", "cuda"}}, FIELD(run.device),
@@ -190,6 +216,7 @@ ConfigSchema make_schema() {
       key("run.log", text, FIELD(run.log), "File of the JSONL log; empty is log.jsonl in output.directory."));
 
   add_train_keys(all);
+  add_activation_keys(all);
 
   all.sections.push_back({"bench", "What longhalo bench measures."});
   all.keys.push_back(key("bench.tokens", whole(1, kMostTokens), FIELD(bench.tokens),
@@ -210,9 +237,11 @@ ConfigSchema make_schema() {
                          "Outputs of the one matrix product to measure; 0 is the products of an 8B layer."));
   all.keys.push_back(key("bench.inputs", whole(0, 1 << 22), FIELD(bench.inputs),
                          "Inputs of the one matrix product to measure; 0 is the products of an 8B layer."));
-  all.keys.push_back(key("bench.bytes", whole(0, int64_t{1} << 40), FIELD(bench.bytes),
-                         "Bytes that the copy benchmark moves, or the halo benchmark's longest message; 0 is "
-                         "4 GiB on CUDA and 512 MiB on the CPU for copy, 256 MiB for halo."));
+  all.keys.push_back(
+      key("bench.bytes", whole(0, int64_t{1} << 40), FIELD(bench.bytes),
+          "Bytes that the copy benchmark moves, the halo benchmark's longest message, or what each "
+          "rank stores in the storage benchmark; 0 is 4 GiB on CUDA and 512 MiB on the CPU for "
+          "copy, 256 MiB for halo, 2 GiB for storage."));
   all.keys.push_back(
       key("bench.json", text, FIELD(bench.json), "File for the results as JSON; empty prints a table only."));
   return all;

@@ -12,7 +12,8 @@
 
 namespace longhalo {
 
-enum class ExitCode : int { kDone = 0, kInternalError = 1, kUserError = 2 };
+/// kRequeue: stopped on request with its state saved; the same command goes on from there.
+enum class ExitCode : int { kDone = 0, kInternalError = 1, kUserError = 2, kRequeue = 75 };
 
 class UserError : public std::runtime_error {
  public:

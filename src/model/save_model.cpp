@@ -57,8 +57,9 @@ Json bands_of(const AttentionPattern& pattern) {
   return bands;
 }
 
-// Landmark queries of several bands are one tensor, and so need memory of their own.
-std::vector<NamedTensor> tensors_of(const Weights& weights, std::vector<std::vector<float>>& queries) {
+}  // namespace
+
+std::vector<NamedTensor> model_tensors(const Weights& weights, std::vector<std::vector<float>>& joined) {
   const ModelConfig& c = weights.config;
   std::vector<NamedTensor> tensors;
   const auto put = [&tensors](std::string name, std::vector<int64_t> shape, std::span<const float> values) {
@@ -83,7 +84,7 @@ std::vector<NamedTensor> tensors_of(const Weights& weights, std::vector<std::vec
     add("mlp.down_proj.weight", {c.hidden, c.ffn}, w.down.span());
     add("self_attn.landmark_bias", {c.heads}, w.landmark_bias.span());
     if (w.landmark_query.empty()) continue;
-    std::vector<float>& all = queries.emplace_back();
+    std::vector<float>& all = joined.emplace_back();
     for (const HostBuffer<float>& query : w.landmark_query)
       all.insert(all.end(), query.data(), query.data() + query.size());
     add("self_attn.landmark_query", {static_cast<int64_t>(w.landmark_query.size()), c.kv_heads, c.head_dim},
@@ -94,7 +95,23 @@ std::vector<NamedTensor> tensors_of(const Weights& weights, std::vector<std::vec
   return tensors;
 }
 
-}  // namespace
+std::vector<std::pair<std::string, std::string>> model_files(const ModelConfig& config,
+                                                             const AttentionPattern& pattern,
+                                                             const fs::path& origin,
+                                                             OriginConfig origin_config) {
+  const bool keeps = origin_config == OriginConfig::kKeep && !origin.empty();
+  Json description = keeps ? Json::parse(contents_of(origin / "config.json")) : new_config(config);
+  description["torch_dtype"] = "float32";
+  description["longhalo"] = {{"bands", bands_of(pattern)}};
+  std::vector<std::pair<std::string, std::string>> files{{"config.json", description.dump(2) + "\n"}};
+  const auto take_along = [&](const char* name) {
+    if (!origin.empty() && fs::exists(origin / name)) files.emplace_back(name, contents_of(origin / name));
+  };
+  for (const char* name : kCompanions)
+    take_along(name);
+  if (keeps) take_along("generation_config.json");
+  return files;
+}
 
 void save_model(const Weights& weights, const AttentionPattern& pattern, const fs::path& directory,
                 const fs::path& origin, OriginConfig origin_config) {
@@ -104,24 +121,15 @@ void save_model(const Weights& weights, const AttentionPattern& pattern, const f
     throw UserError(text("the folder cannot be made: ", error.message()), directory.string(),
                     "choose another output.directory");
   remove_abandoned_temporaries(directory, Abandoned::kWriterGone);
-  const bool keeps = origin_config == OriginConfig::kKeep && !origin.empty();
-  Json config = keeps ? Json::parse(contents_of(origin / "config.json")) : new_config(weights.config);
-  config["torch_dtype"] = "float32";
-  config["longhalo"] = {{"bands", bands_of(pattern)}};
-  std::vector<std::vector<float>> queries;
-  const std::vector<NamedTensor> tensors = tensors_of(weights, queries);
+  std::vector<std::vector<float>> joined;
+  const std::vector<NamedTensor> tensors = model_tensors(weights, joined);
   // One file, whatever its size: it replaces the one before in a single rename.
   const std::vector<WeightFile> files = plan_weight_files(tensors, std::numeric_limits<int64_t>::max());
   const std::unique_ptr<VerifiedFile> file = write_safetensors(directory / files[0].name, tensors, files[0]);
   file->verify();
   file->commit();
-  write_file_atomically(directory / "config.json", config.dump(2) + "\n");
-  if (origin.empty()) return;
-  for (const char* name : kCompanions)
-    if (fs::exists(origin / name)) write_file_atomically(directory / name, contents_of(origin / name));
-  if (keeps && fs::exists(origin / "generation_config.json"))
-    write_file_atomically(directory / "generation_config.json",
-                          contents_of(origin / "generation_config.json"));
+  for (const auto& [name, contents] : model_files(weights.config, pattern, origin, origin_config))
+    write_file_atomically(directory / name, contents);
 }
 
 }  // namespace longhalo

@@ -39,6 +39,7 @@ class ShardedOptimizer {
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
   const std::vector<Parameter>& gradients() const { return gradients_; }
+  const std::vector<Parameter>& weights() const { return weights_; }
   int64_t elements() const { return elements_; }
 
   /// The first `elements` elements of the gradients are final; they must not change before
@@ -60,6 +61,11 @@ class ShardedOptimizer {
   /// State for job checkpoints: the global element ranges that this rank owns, in order, and its arrays,
   /// which hold them one after the other.
   std::vector<ElementRange> owned_ranges() const;
+  /// All elements of the bucket that the owned range of this index is a part of.
+  ElementRange bucket(int64_t index) const { return plan_.bucket(index); }
+  std::span<const float> master() const { return master_.span(); }
+  std::span<const float> first_moment() const { return m_.span(); }
+  std::span<const float> second_moment() const { return v_.span(); }
   std::span<float> master() { return master_.span(); }
   std::span<float> first_moment() { return m_.span(); }
   std::span<float> second_moment() { return v_.span(); }

@@ -143,6 +143,14 @@ void remove_uncommitted(const fs::path& directory) {
   }
 }
 
+void remove_checkpoints(const fs::path& directory) {
+  for (const StoredCheckpoint& checkpoint : list_checkpoints(directory)) {
+    if (remove_folder(checkpoint.folder)) continue;
+    throw UserError("an old checkpoint cannot be removed", checkpoint.folder.string(),
+                    "remove it by hand, or choose another output.directory");
+  }
+}
+
 void make_way(const fs::path& folder) {
   std::error_code error;
   if (!fs::exists(folder, error)) return;

@@ -35,6 +35,10 @@ void unmark_damaged(const std::filesystem::path& folder);
 /// Removes folders without manifest. The caller holds the folder's lock. Never throws.
 void remove_uncommitted(const std::filesystem::path& directory);
 
+/// Removes all, each manifest first. The caller holds the folder's lock. Throws UserError naming the first
+/// that cannot be removed.
+void remove_checkpoints(const std::filesystem::path& directory);
+
 /// Makes way for a checkpoint of this step: an uncommitted one is removed, a committed one gets another name.
 /// Throws UserError.
 void make_way(const std::filesystem::path& folder);

@@ -103,12 +103,25 @@ void CheckpointWriter::finish(VerifiedFile& file, const std::string& name) {
   parts_.push_back({name, sum, {}});
 }
 
+bool CheckpointWriter::writes_weight_file(size_t index) const {
+  return index % static_cast<size_t>(ranks_.ranks) == static_cast<size_t>(ranks_.rank);
+}
+
+std::vector<size_t> CheckpointWriter::tensors_written_here(std::span<const NamedTensor> weights) const {
+  std::vector<size_t> result;
+  if (weights.empty()) return result;
+  const std::vector<WeightFile> files = plan_weight_files(weights, options_.max_weight_file_bytes);
+  for (size_t i = 0; i < files.size(); ++i)
+    if (writes_weight_file(i)) result.insert(result.end(), files[i].tensors.begin(), files[i].tensors.end());
+  return result;
+}
+
 void CheckpointWriter::write_weights() {
   const std::vector<NamedTensor>& weights = contents_->weights;
   if (weights.empty()) return;
   const std::vector<WeightFile> files = plan_weight_files(weights, options_.max_weight_file_bytes);
   for (size_t i = 0; i < files.size(); ++i) {
-    if (i % static_cast<size_t>(ranks_.ranks) != static_cast<size_t>(ranks_.rank)) continue;
+    if (!writes_weight_file(i)) continue;
     finish(*write_safetensors(folder_ / files[i].name, weights, files[i]), files[i].name);
   }
   if (files.size() > 1 && ranks_.is_root()) {

@@ -15,6 +15,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -29,7 +30,8 @@
 
 namespace longhalo {
 
-/// One checkpoint, seen from one rank. What spans point to stays as it is until commit() returns or throws.
+/// One checkpoint, seen from one rank. What spans point to stays as it is until commit() returns or throws
+/// (of the weights, what tensors_written_here() says).
 struct CheckpointContents {
   int64_t step = 0;
   /// The whole model, the same list on every rank; files of it are written by different ranks.
@@ -63,6 +65,9 @@ class CheckpointWriter {
   /// Checks the space (those that are kept stay until the new one is there) and begins to write in the
   /// background. Collective; the one before is committed. Throws on all ranks.
   void start(CheckpointContents contents);
+  /// Indices of those of the model's tensors that start() would write on this rank: the bytes of the others
+  /// need not stay as they are.
+  std::vector<size_t> tensors_written_here(std::span<const NamedTensor> weights) const;
   bool is_started() const { return contents_.has_value(); }
   /// Whether this rank's parts are written or have failed: commit() will not wait for this rank.
   bool is_written() const { return is_written_; }
@@ -71,6 +76,7 @@ class CheckpointWriter {
   std::filesystem::path commit();
 
  private:
+  bool writes_weight_file(size_t index) const;
   void write_parts();
   void write_weights();
   void finish(VerifiedFile& file, const std::string& name);

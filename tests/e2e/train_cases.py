@@ -107,7 +107,6 @@ class Train(Case):
         self.assert_refused(self.train(self.training(train={"sequence_tokens": 100000})), "less than one sequence")
         self.assert_refused(self.train(self.training(train={"warmup_steps": 70})), "train.warmup_steps 70")
         self.assert_refused(self.train(self.training(), "--set", "run.device=cuda"), "training runs on the CPU")
-        self.assert_refused(self.train(self.training(output={"if_exists": "resume"})), "cannot be resumed")
         self.out.mkdir(exist_ok=True)
         (self.out / "metrics.jsonl").write_text("{}\n")
         self.assert_refused(self.train(self.training()), "an earlier training run")

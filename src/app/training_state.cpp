@@ -1,0 +1,83 @@
+#include "app/training_state.hpp"
+
+#include "core/error.hpp"
+#include "core/log.hpp"
+#include "core/text.hpp"
+
+namespace longhalo {
+namespace {
+
+using nlohmann::json;
+
+// Change the order of the data, or what is learned of it, in a way that no later step can make good.
+constexpr const char* kFixedKeys[] = {"sequence_tokens", "seed", "validation_share"};
+
+// How far a job goes and how often it reports, which is nobody's business but the user's.
+constexpr const char* kFreeKeys[] = {"validate_every", "validation_sequences", "log_every",
+                                     "save_every",     "checkpoint_every",     "checkpoint_keep"};
+
+std::string differences(const json& before, const json& now) {
+  std::string list;
+  for (const auto& [key, value] : now.items()) {
+    const json old = before.is_object() ? before.value(key, json()) : json();
+    if (old != value) list += text("\n  ", key, " was ", old.dump(), ", is ", value.dump());
+  }
+  return list;
+}
+
+}  // namespace
+
+TrainingSettings TrainingSettings::of(const Config& config, const std::string& attention,
+                                      const std::string& parameters, const std::string& data) {
+  TrainingSettings settings;
+  json train = json::parse(dump_json(config)).at("train");
+  settings.fixed = {{"attention", attention},
+                    {"the list of the model's parameters", parameters},
+                    {"the training data", data}};
+  for (const char* key : kFixedKeys) {
+    settings.fixed[text("train.", key)] = train.at(key);
+    train.erase(key);
+  }
+  for (const char* key : kFreeKeys)
+    train.erase(key);
+  settings.changed = json::object();
+  for (const auto& [key, value] : train.items())
+    settings.changed["train." + key] = value;
+  return settings;
+}
+
+json job_state_of(const TrainingState& state, const TrainingSettings& settings) {
+  return {{"step", state.step},
+          {"sequences", state.sequences},
+          {"updates", state.updates},
+          {"skipped", state.skipped},
+          {"skipped_in_a_row", state.skipped_in_a_row},
+          {"fixed", settings.fixed},
+          {"settings", settings.changed}};
+}
+
+TrainingState training_state_of(const json& job_state, const TrainingSettings& settings,
+                                const std::string& folder, Say say) {
+  TrainingState state;
+  json fixed, changed;
+  try {
+    fixed = job_state.at("fixed");
+    changed = job_state.at("settings");
+    state = {job_state.at("step"), job_state.at("sequences"), job_state.at("updates"),
+             job_state.at("skipped"), job_state.at("skipped_in_a_row")};
+  } catch (const json::exception& error) {
+    throw UserError(text("the checkpoint is not of a training job of this version: ", error.what()), folder,
+                    "choose another output.directory");
+  }
+  const std::string faults = differences(fixed, settings.fixed);
+  if (!faults.empty())
+    throw UserError(
+        text("the checkpoint is of another training job:", faults), folder,
+        "set that back, or choose another output.directory (model.path takes over the weights of a "
+        "saved model)");
+  const std::string notes = differences(changed, settings.changed);
+  if (!notes.empty() && say == Say::kYes) log_info(text("settings that differ from the job before:", notes));
+  return state;
+}
+
+}  // namespace longhalo
