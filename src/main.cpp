@@ -9,6 +9,7 @@
 #include "app/infer.hpp"
 #include "app/tokenize.hpp"
 #include "app/train.hpp"
+#include "app/training_setup.hpp"
 #include "comm/mpi_session.hpp"
 #include "core/error.hpp"
 #include "core/log.hpp"
@@ -30,6 +31,10 @@ ExitCode run(const MpiSession& session, const CommandLine& command) {
   const Config config = shared_config(session, command);
   if (command.print_config) {
     if (session.is_root()) print_text(dump_yaml(config));
+    return ExitCode::kDone;
+  }
+  if (command.plan_only) {
+    print_training_plan(session, config);
     return ExitCode::kDone;
   }
   switch (command.subcommand) {

@@ -39,7 +39,9 @@ class Parser {
     CLI::App* infer = add_job(app_, "infer", Subcommand::kInfer,
                               "Read documents with a model: answer prompts, score tokens, embed chunks");
     (void)infer;
-    add_job(app_, "train", Subcommand::kTrain, "Train a model on sequences that all ranks share");
+    add_job(app_, "train", Subcommand::kTrain, "Train a model on sequences that all ranks share")
+        ->add_flag("--plan", result_.plan_only,
+                   "Print memory by item, disk and time of a step, and where activations go, and stop");
     CLI::App* bench = app_.add_subcommand("bench", "Measure a part beside the machine's own rate");
     bench->require_subcommand(1);
     for (const Benchmark& one : benchmarks()) {

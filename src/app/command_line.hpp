@@ -13,6 +13,7 @@ struct CommandLine {
   Subcommand subcommand = Subcommand::kInfer;
   ConfigSources sources;
   bool print_config = false;
+  bool plan_only = false;  // train --plan
   TokenizeOptions tokenize;
   /// Set when there is nothing to run: after --help or --version, or after a fault, which has then been
   /// printed.

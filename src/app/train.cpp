@@ -13,6 +13,7 @@
 #include "app/signals.hpp"
 #include "app/training_checkpoints.hpp"
 #include "app/training_data.hpp"
+#include "app/training_setup.hpp"
 #include "comm/shard_plan.hpp"
 #include "core/clock.hpp"
 #include "core/log.hpp"
@@ -25,8 +26,6 @@
 
 namespace longhalo {
 namespace {
-
-constexpr int64_t kDefaultTile = 512;
 
 static_assert(kNoLabel == kIgnoredLabel);
 
@@ -85,6 +84,8 @@ class TrainJob {
   std::unique_ptr<RunLog> log_, metrics_;  // rank 0 writes
   Weights weights_;
   std::unique_ptr<ShardPlan> shards_;
+  TrainingPlan plan_;
+  std::unique_ptr<ActivationStore> activations_;  // outlives the trainer; none where all is kept
   std::unique_ptr<Trainer> trainer_;
   TrainingSettings settings_;
   TrainingState state_;
@@ -103,11 +104,17 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
   data_ = std::make_unique<TrainingData>(session, config, shape_.vocabulary);
   prepare_output();
   open_logs();
+  plan_ = plan_training_job(session, config, shape_, train_.sequence_tokens, train_.accumulation,
+                            Scratch::kClear);
+  session.together([&] { plan_.require(); });
+  if (session.is_root()) log_info(plan_.describe());
   load_weights();
   shards_ =
       std::make_unique<ShardPlan>(plan_shards(shape_, pattern_, train_.sequence_tokens, session.ranks()));
-  const int64_t tile = config.run.token_tile == 0 ? kDefaultTile : config.run.token_tile;
-  trainer_ = std::make_unique<Trainer>(session, weights_, pattern_, *shards_, tile, trainer_options(train_));
+  activations_ = make_activation_store(session, config, plan_, shards_->shard(session.rank()).size());
+  TrainerOptions options = trainer_options(train_);
+  options.checkpointing = {activations_.get(), config.activations.every};
+  trainer_ = std::make_unique<Trainer>(session, weights_, pattern_, *shards_, plan_.task.tile, options);
   settings_ = TrainingSettings::of(config, pattern_.describe(),
                                    fingerprint_of(trainer_->optimizer().weights()), data_->fingerprint());
   session.together([&] {
@@ -298,6 +305,8 @@ nlohmann::json TrainJob::phases() {
       {"forward", mean(now.pass.forward - recorded_.pass.forward)},
       {"loss", mean(now.pass.loss - recorded_.pass.loss)},
       {"backward", mean(now.pass.backward - recorded_.pass.backward)},
+      {"recompute", mean(now.pass.recompute - recorded_.pass.recompute)},
+      {"exposed_store", mean(now.pass.store - recorded_.pass.store)},
       {"optimizer", mean(now.optimizer - recorded_.optimizer)},
       {"exposed_halo", mean(now.pass.halo.exposed_seconds - recorded_.pass.halo.exposed_seconds)},
       {"exposed_return", mean(now.pass.returned.exposed_seconds - recorded_.pass.returned.exposed_seconds)},

@@ -135,6 +135,13 @@ JobScratch::JobScratch(const fs::path& directory, std::string_view job, int rank
   ::flock(alive_.get(), LOCK_EX | LOCK_NB);
 }
 
+void JobScratch::clear_dead(const fs::path& directory) {
+  std::error_code ignored;
+  if (!fs::is_directory(directory, ignored)) return;
+  const FileDescriptor lock = lock_directory(directory);
+  if (lock.is_open()) remove_dead(directory);
+}
+
 JobScratch::~JobScratch() {
   if (!remove_folder(path_)) log_warning(text(path_.string(), " could not be removed"));
 }

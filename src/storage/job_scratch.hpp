@@ -15,6 +15,8 @@ class JobScratch {
   /// Makes `directory` if it is missing, removes folders of dead processes in it, and makes
   /// longhalo-activations@<host>@<job>@rank<rank>@<process>-<n>. Throws UserError.
   JobScratch(const std::filesystem::path& directory, std::string_view job, int rank);
+  /// Removes folders of dead processes in `directory`, where there is one. Throws UserError.
+  static void clear_dead(const std::filesystem::path& directory);
   /// Removes the folder and all that is in it.
   ~JobScratch();
   JobScratch(const JobScratch&) = delete;

@@ -1,0 +1,284 @@
+#include "app/training_plan.hpp"
+
+#include <algorithm>
+#include <array>
+#include <iomanip>
+#include <numeric>
+#include <optional>
+#include <sstream>
+
+#include "core/error.hpp"
+#include "core/text.hpp"
+#include "model/prefill.hpp"
+#include "telemetry/progress.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr int64_t kSmallestTile = 64;
+constexpr int kMostRanks = 1 << 16;
+constexpr int64_t kChunkBytes = int64_t{8} << 20;
+constexpr int64_t kLeastBuffers = 8, kMostBuffers = 64;
+// HDF5's own structures, checksums, and each layer's beginning at a block.
+constexpr int64_t kFileOverhead = int64_t{1} << 20;
+
+std::string megabytes(int64_t bytes) {
+  return text(bytes / 1'000'000, " MB");
+}
+
+// What a place asks of each kind of memory, all items together.
+struct Use {
+  int64_t device = 0, host = 0, disk = 0;
+};
+
+Use use_of(const TrainingMemory& memory, const TrainingBudget& budget, ActivationPlace place) {
+  Use use{memory.fixed_bytes(), 0, 0};
+  // Where the device's memory is the host's, what is kept in the host's counts there.
+  int64_t& host = budget.has_own_host ? use.host : use.device;
+  switch (place) {
+    case ActivationPlace::kOff:
+      use.device += memory.everything;
+      break;
+    case ActivationPlace::kDevice:
+      use.device += memory.group + memory.stored;
+      break;
+    case ActivationPlace::kHost:
+      use.device += memory.group;
+      host += memory.stored;
+      break;
+    case ActivationPlace::kNvme:
+      use.device += memory.group;
+      host += disk_buffers(memory.layer_input).bytes();
+      use.disk = memory.stored + kFileOverhead;
+      break;
+  }
+  return use;
+}
+
+// What is too little, or nothing.
+std::string shortage(const Use& use, const TrainingBudget& budget) {
+  if (use.device > budget.device_bytes)
+    return text(megabytes(use.device), ", but ", budget.device_place, " has ", megabytes(budget.device_bytes),
+                " for each rank");
+  if (use.host > budget.host_bytes)
+    return text(megabytes(use.host), " of host memory, but there are ", megabytes(budget.host_bytes),
+                " for each rank");
+  if (use.disk > budget.scratch_bytes)
+    return text(megabytes(use.disk), " of disk, but ", budget.scratch, " has ",
+                megabytes(budget.scratch_bytes), " for each rank");
+  return {};
+}
+
+// Asks what fits, with some sizes changed.
+class Fitting {
+ public:
+  Fitting(const TrainingTask& task, const TrainingBudget& budget) : task_(task), budget_(budget) {}
+
+  bool fits(const TrainingTask& task, ActivationPlace place) const {
+    const ShardPlan shards = plan_shards(task.shape, task.pattern, task.tokens, task.ranks);
+    const TrainingMemory memory = training_memory(task.shape, task.pattern, shards, task.tile, task.every);
+    return shortage(use_of(memory, budget_, place), budget_).empty();
+  }
+
+  std::string remedy(ActivationPlace place) const {
+    std::string words;
+    const auto offer = [&](const std::string& option) { words += (words.empty() ? "" : "; or ") + option; };
+    for (const ActivationPlace other :
+         {ActivationPlace::kDevice, ActivationPlace::kHost, ActivationPlace::kNvme})
+      if (other != place && (other != ActivationPlace::kHost || budget_.has_own_host) && fits(task_, other))
+        offer(text("set activations.store: ", name_of(other)));
+    const ActivationPlace kept = place == ActivationPlace::kOff ? ActivationPlace::kDevice : place;
+    if (const auto every = with([&](TrainingTask& task, int64_t value) { task.every = value; }, kept,
+                                task_.every * 2, task_.shape.layers))
+      offer(text("set activations.every: ", *every,
+                 place == ActivationPlace::kOff ? " and activations.store: device" : ""));
+    for (int64_t tile = task_.tile / 2; tile >= kSmallestTile; tile /= 2) {
+      TrainingTask smaller = task_;
+      smaller.tile = tile;
+      if (!fits(smaller, place)) continue;
+      offer(text("set run.token_tile: ", tile));
+      break;
+    }
+    if (const auto ranks =
+            with([&](TrainingTask& task, int64_t value) { task.ranks = static_cast<int>(value); }, place,
+                 task_.ranks * 2, kMostRanks))
+      offer(text("use ", *ranks, " ranks, each with as much memory as these"));
+    if (const int64_t tokens = most_tokens(place); tokens >= 2)
+      offer(text("set train.sequence_tokens to at most about ", tokens));
+    if (words.empty())
+      words = "not even a short sequence fits: use a smaller model, or hosts with more memory";
+    return words;
+  }
+
+ private:
+  // The first value that fits: first, 2 * first, ... up to most.
+  template <class Change>
+  std::optional<int64_t> with(const Change& change, ActivationPlace place, int64_t first,
+                              int64_t most) const {
+    for (int64_t value = first; value <= most; value *= 2) {
+      TrainingTask task = task_;
+      change(task, value);
+      if (fits(task, place)) return value;
+    }
+    return std::nullopt;
+  }
+  int64_t most_tokens(ActivationPlace place) const {
+    int64_t few = 0, many = task_.tokens;
+    while (many - few > std::max<int64_t>(1, few / 128)) {
+      TrainingTask task = task_;
+      task.tokens = few + (many - few) / 2;
+      (fits(task, place) ? few : many) = task.tokens;
+    }
+    return few;
+  }
+
+  const TrainingTask& task_;
+  const TrainingBudget& budget_;
+};
+
+std::vector<ActivationPlace> candidates(const TrainingTask& task, const TrainingBudget& budget) {
+  switch (task.store) {
+    case ActivationSetting::kOff:
+      return {ActivationPlace::kOff};
+    case ActivationSetting::kDevice:
+      return {ActivationPlace::kDevice};
+    case ActivationSetting::kHost:
+      return {ActivationPlace::kHost};
+    case ActivationSetting::kNvme:
+      return {ActivationPlace::kNvme};
+    case ActivationSetting::kAuto:
+      break;
+  }
+  std::vector<ActivationPlace> places;
+  if (task.every == 1) places.push_back(ActivationPlace::kOff);  // otherwise every would have no effect
+  places.push_back(ActivationPlace::kDevice);
+  if (budget.has_own_host) places.push_back(ActivationPlace::kHost);
+  places.push_back(ActivationPlace::kNvme);
+  return places;
+}
+
+void choose(TrainingPlan& plan, const TrainingMemory& memory) {
+  std::string passed_over;
+  const std::vector<ActivationPlace> places = candidates(plan.task, plan.budget);
+  for (const ActivationPlace place : places) {
+    const std::string missing = shortage(use_of(memory, plan.budget, place), plan.budget);
+    plan.place = place;
+    plan.fault = missing;
+    if (missing.empty()) break;
+    passed_over += text(passed_over.empty() ? "" : "; ", name_of(place), " would need ", missing);
+  }
+  if (plan.task.store != ActivationSetting::kAuto) {
+    plan.why = "as activations.store says";
+  } else if (plan.fault.empty()) {
+    plan.why = text("activations.store auto: the first that fits",
+                    passed_over.empty() ? "" : text("; ", passed_over),
+                    plan.task.every > 1 ? "; off is left out because of activations.every" : "");
+  } else {
+    plan.why = text("activations.store auto: nothing fits; ", passed_over);
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(ActivationPlace place) {
+  constexpr std::array<std::string_view, 4> kNames = {"off", "device", "host", "nvme"};
+  return kNames[static_cast<size_t>(place)];
+}
+
+DiskBuffers disk_buffers(int64_t layer_input_bytes) {
+  DiskBuffers buffers{kChunkBytes, 0};
+  if (layer_input_bytes < kLeastBuffers * kChunkBytes) {
+    // Small layers in smaller chunks, so that several threads share one.
+    const int64_t eighth = layer_input_bytes / kLeastBuffers;
+    constexpr int64_t kBlock = 4096, kSmallestChunk = int64_t{1} << 20;
+    buffers.chunk_bytes = std::clamp((eighth + kBlock - 1) / kBlock * kBlock, kSmallestChunk, kChunkBytes);
+  }
+  const int64_t chunks = (layer_input_bytes + buffers.chunk_bytes - 1) / buffers.chunk_bytes;
+  buffers.count = static_cast<int>(std::clamp(2 * chunks, kLeastBuffers, kMostBuffers));
+  return buffers;
+}
+
+TrainingPlan plan_training(const TrainingTask& task, const TrainingBudget& budget, double matmul_rate) {
+  TrainingPlan plan;
+  plan.task = task;
+  plan.budget = budget;
+  const ShardPlan shards = plan_shards(task.shape, task.pattern, task.tokens, task.ranks);
+  for (int rank = 0; rank < task.ranks; ++rank)
+    plan.tokens_per_rank = std::max(plan.tokens_per_rank, shards.shard(rank).size());
+  const TrainingMemory memory = training_memory(task.shape, task.pattern, shards, task.tile, task.every);
+  choose(plan, memory);
+
+  plan.items = memory.fixed;
+  const Use use = use_of(memory, budget, plan.place);
+  if (plan.place == ActivationPlace::kOff) {
+    plan.items.push_back({"activations: all that backward needs of every layer", memory.everything});
+  } else {
+    plan.items.push_back({"activations: inputs of the layers that go backward", memory.group});
+    if (const int64_t rest = use.device - memory.fixed_bytes() - memory.group; rest > 0)
+      plan.items.push_back({plan.place == ActivationPlace::kNvme ? "activations: buffers before the disk"
+                                                                 : "activations: stored inputs of layers",
+                            rest});
+  }
+  plan.host_bytes = use.host;
+  plan.disk_bytes = use.disk;
+  const Recompute again = plan.place == ActivationPlace::kOff ? Recompute::kNo : Recompute::kYes;
+  plan.seconds = static_cast<double>(task.sequences) *
+                 training_flops(task.shape, task.pattern, task.tokens, again, task.every).all() / matmul_rate;
+  if (!plan.fault.empty()) plan.remedy = Fitting(plan.task, plan.budget).remedy(plan.place);
+  return plan;
+}
+
+int64_t TrainingPlan::bytes() const {
+  return std::accumulate(items.begin(), items.end(), int64_t{0},
+                         [](int64_t sum, const MemoryItem& item) { return sum + item.bytes; });
+}
+
+std::string TrainingPlan::describe() const {
+  return text(
+      "plan: ", task.tokens, " tokens on ", task.ranks, " ranks, at most ", tokens_per_rank,
+      " each, in tiles of ", task.tile, "; ", megabytes(bytes()), " of ", megabytes(budget.device_bytes),
+      " of ", budget.device_place, " a rank",
+      host_bytes > 0 ? text(", ", megabytes(host_bytes), " of host memory") : "",
+      disk_bytes > 0
+          ? text(", ", megabytes(disk_bytes), " of ", megabytes(budget.scratch_bytes), " in ", budget.scratch)
+          : "",
+      "; activations: ", name_of(place), ", ", why, "; a step about ", duration_text(seconds), " or more");
+}
+
+std::string TrainingPlan::table() const {
+  std::ostringstream out;
+  const auto row = [&](const std::string& name, int64_t amount, const std::string& meaning) {
+    out << "  " << std::left << std::setw(56) << name << std::right << std::setw(10) << amount / 1'000'000
+        << " MB" << (meaning.empty() ? "" : "  ") << meaning << '\n';
+  };
+  out << "plan of a training step: " << task.tokens << " tokens on " << task.ranks << " ranks, at most "
+      << tokens_per_rank << " each, in tiles of " << task.tile << "; bands " << task.pattern.describe()
+      << '\n';
+  for (const MemoryItem& item : items)
+    row(item.name, item.bytes, "");
+  row("a rank in all", bytes(),
+      text("of ", megabytes(budget.device_bytes), " of ", budget.device_place, " for each rank"));
+  if (host_bytes > 0)
+    row("host memory", host_bytes, text("of ", megabytes(budget.host_bytes), " for each rank"));
+  row("disk", disk_bytes,
+      disk_bytes > 0 ? text("of ", megabytes(budget.scratch_bytes), " in ", budget.scratch, " for each rank")
+                     : "");
+  out << "  activations: " << name_of(place) << ", every " << task.every << " (" << why << ")\n"
+      << "  a step takes about " << duration_text(seconds)
+      << " or more: its matrix products, what is computed again included, at the rate measured now\n";
+  if (!fault.empty()) out << "  does not fit: needs " << fault << "\n  remedy: " << remedy << '\n';
+  return out.str();
+}
+
+void TrainingPlan::require() const {
+  if (fault.empty()) return;
+  std::string words;
+  for (const MemoryItem& item : items)
+    words += text(words.empty() ? "" : ", ", item.name, " ", megabytes(item.bytes));
+  throw UserError(text("a training step needs ", fault, " (", words, ")"),
+                  text(task.tokens, " tokens on ", task.ranks, " ranks, activations.store ", name_of(place),
+                       ", activations.every ", task.every, ", run.token_tile ", task.tile),
+                  remedy);
+}
+
+}  // namespace longhalo

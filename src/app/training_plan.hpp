@@ -1,0 +1,74 @@
+// What a training step takes, by item, before anything is allocated; and where the layers' activations go
+// (activations.store), decided by what there is. `longhalo train --plan` prints it without running.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/config.hpp"
+#include "model/training_memory.hpp"
+
+namespace longhalo {
+
+/// Where the inputs of checkpointed layers are kept; kOff is no checkpointing: all is kept where the rank
+/// computes.
+enum class ActivationPlace { kOff, kDevice, kHost, kNvme };
+std::string_view name_of(ActivationPlace place);
+
+/// What one rank may use: the least of all ranks, where they differ.
+struct TrainingBudget {
+  int64_t device_bytes = 0;   // where the rank computes; on the CPU the host's memory
+  std::string device_place;   // "host node1"
+  bool has_own_host = false;  // the device's memory is not the host's
+  int64_t host_bytes = 0;     // then: page-locked memory of the host
+  int64_t scratch_bytes = 0;  // of the folder for nvme
+  std::string scratch;
+};
+
+/// What is to be trained, and how.
+struct TrainingTask {
+  ModelConfig shape;
+  AttentionPattern pattern;
+  int64_t tokens = 0;     // of a sequence
+  int64_t sequences = 1;  // of a step
+  int ranks = 1;
+  int64_t tile = 0;
+  ActivationSetting store = ActivationSetting::kAuto;
+  int64_t every = 1;
+};
+
+/// Buffers between the computing rank and the file, in host memory: a layer's input fits where it is not too
+/// large, so that neither the forward pass nor the backward pass waits for the disk.
+struct DiskBuffers {
+  int64_t chunk_bytes = 0;
+  int count = 0;
+  int64_t bytes() const { return chunk_bytes * count; }
+};
+DiskBuffers disk_buffers(int64_t layer_input_bytes);
+
+struct TrainingPlan {
+  TrainingTask task;
+  TrainingBudget budget;
+  int64_t tokens_per_rank = 0;  // the largest shard
+  ActivationPlace place = ActivationPlace::kOff;
+  std::string why;                // this place
+  std::vector<MemoryItem> items;  // where the rank computes
+  int64_t host_bytes = 0;         // beside them, where the device has memory of its own
+  int64_t disk_bytes = 0;         // of a rank
+  double seconds = 0;             // a step's products at the measured rates
+  std::string fault, remedy;      // why it does not fit and what would; empty where it fits
+
+  int64_t bytes() const;
+  /// The items as a table.
+  std::string table() const;
+  /// One line for the log.
+  std::string describe() const;
+  /// Throws UserError when it does not fit.
+  void require() const;
+};
+
+/// Decides and adds up. `matmul_rate`: FLOP/s of all ranks together. Pure.
+TrainingPlan plan_training(const TrainingTask& task, const TrainingBudget& budget, double matmul_rate);
+
+}  // namespace longhalo

@@ -1,0 +1,111 @@
+#include "app/training_setup.hpp"
+
+#include <cstdlib>
+
+#include "app/bench.hpp"
+#include "app/model_setup.hpp"
+#include "core/text.hpp"
+#include "device/available_memory.hpp"
+#include "kernels/matmul/matmul.hpp"
+#include "model/stored_inputs.hpp"
+#include "storage/disk_activation_store.hpp"
+#include "storage/job_scratch.hpp"
+#include "storage/posix.hpp"
+
+namespace longhalo {
+namespace {
+
+int64_t least_of_ranks(const MpiSession& session, int64_t bytes) {
+  return static_cast<int64_t>(spread_over_ranks(session, static_cast<double>(bytes)).min);
+}
+
+TrainingBudget host_budget(const MpiSession& session, const Config& config, Scratch scratch) {
+  TrainingBudget budget;
+  budget.device_place = text("host ", session.host());
+  budget.device_bytes = least_of_ranks(session, available_host_bytes() / session.local_ranks());
+  const std::filesystem::path directory = activations_directory(config);
+  budget.scratch = directory.string();
+  const bool may_use_disk = config.activations.store == ActivationSetting::kNvme ||
+                            config.activations.store == ActivationSetting::kAuto;
+  if (!may_use_disk) return budget;
+  session.together([&] {
+    if (scratch == Scratch::kClear && session.local_rank() == 0) JobScratch::clear_dead(directory);
+  });
+  // Where free space is not known, the reservation of the file will find out.
+  constexpr int64_t kUnknown = int64_t{1} << 50;
+  const int64_t free = free_bytes(directory);
+  budget.scratch_bytes = least_of_ranks(session, (free < 0 ? kUnknown : free) / session.local_ranks());
+  return budget;
+}
+
+}  // namespace
+
+std::filesystem::path activations_directory(const Config& config) {
+  if (!config.activations.directory.empty()) return config.activations.directory;
+  for (const char* variable : {"SLURM_TMPDIR", "TMPDIR"})
+    if (const char* folder = std::getenv(variable); folder != nullptr && *folder != '\0') return folder;
+  return "/tmp";
+}
+
+std::string job_name() {
+  for (const char* variable : {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"})
+    if (const char* name = std::getenv(variable); name != nullptr && *name != '\0') return name;
+  return "local";
+}
+
+TrainingPlan plan_training_job(const MpiSession& session, const Config& config, const ModelConfig& shape,
+                               int64_t tokens, int64_t sequences, Scratch scratch) {
+  TrainingTask task;
+  task.shape = shape;
+  task.pattern = attention_pattern(config);
+  task.tokens = tokens;
+  task.sequences = sequences;
+  task.ranks = session.ranks();
+  task.tile = config.run.token_tile > 0 ? config.run.token_tile : kTrainingTile;
+  task.store = config.activations.store;
+  task.every = config.activations.every;
+  const TrainingBudget budget = host_budget(session, config, scratch);
+  check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+  const double rate = spread_over_ranks(session, measure_matmul_rate(0.5)).mean * session.ranks();
+  TrainingPlan plan;
+  session.together([&] { plan = plan_training(task, budget, rate); });
+  return plan;
+}
+
+std::unique_ptr<ActivationStore> make_activation_store(const MpiSession& session, const Config& config,
+                                                       const TrainingPlan& plan, int64_t own_tokens) {
+  std::unique_ptr<ActivationStore> store;
+  if (plan.place == ActivationPlace::kOff) return store;
+  const ActivationShape shape =
+      stored_inputs_shape(plan.task.shape.layers, own_tokens, plan.task.shape.hidden, plan.task.every);
+  session.together([&] {
+    if (plan.place != ActivationPlace::kNvme) {
+      store = std::make_unique<HostActivationStore>(shape);
+      return;
+    }
+    const DiskBuffers buffers = disk_buffers(shape.layer_bytes());
+    DiskStoreOptions options;
+    options.directory = activations_directory(config);
+    options.job = job_name();
+    options.rank = session.rank();
+    options.shape = shape;
+    options.chunk_bytes = buffers.chunk_bytes;
+    options.buffers = buffers.count;
+    store = std::make_unique<DiskActivationStore>(options);
+  });
+  return store;
+}
+
+void print_training_plan(const MpiSession& session, const Config& config) {
+  use_threads(session, config);
+  ModelConfig shape;
+  session.together([&] { shape = model_shape(config); });
+  const TrainingPlan plan = plan_training_job(session, config, shape, config.train.sequence_tokens,
+                                              config.train.accumulation, Scratch::kLeave);
+  session.together([&] {
+    if (session.is_root()) print_text(plan.table());
+  });
+  session.together([&] { plan.require(); });
+}
+
+}  // namespace longhalo

@@ -1,0 +1,44 @@
+// Bytes and FLOPs of a training step, from sizes alone: what a plan is made of before anything is allocated.
+// For the CPU's fp32 path. Everything is that of the rank with the largest share.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/shard_plan.hpp"
+#include "model/attention_pattern.hpp"
+#include "model/engine.hpp"
+#include "model/model_config.hpp"
+
+namespace longhalo {
+
+struct TrainingMemory {
+  std::vector<MemoryItem> fixed;  // whatever is kept of the layers
+  int64_t everything = 0;         // checkpointing off: all that backward needs of all layers
+  int64_t stored = 0;             // with a store: what it holds, the inputs of every k-th layer
+  int64_t layer_input = 0;        // one of them
+  int64_t group = 0;              // with a store: inputs that are alive while a group of layers goes backward
+
+  int64_t fixed_bytes() const;
+};
+
+/// `tile` tokens go through a layer at once; the input of every `every`-th layer is stored.
+TrainingMemory training_memory(const ModelConfig& config, const AttentionPattern& pattern,
+                               const ShardPlan& shards, int64_t tile, int64_t every);
+
+/// FLOPs of one sequence, forward and backward, over all ranks. Useful: without what is computed again.
+struct TrainingFlops {
+  double products = 0;        // of the layers' weights and of the head
+  double attention = 0;       // visible pairs: 4 * d forward, 10 * d backward, a head
+  double products_again = 0;  // recomputation, with activations stored
+  double attention_again = 0;
+
+  double useful() const { return products + attention; }
+  double all() const { return useful() + products_again + attention_again; }
+};
+
+enum class Recompute { kNo, kYes };
+TrainingFlops training_flops(const ModelConfig& config, const AttentionPattern& pattern, int64_t tokens,
+                             Recompute recompute, int64_t every);
+
+}  // namespace longhalo
