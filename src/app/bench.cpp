@@ -16,8 +16,11 @@ constexpr Shortcut kWindow{"--window", "attention.window", "Window W in tokens"}
 constexpr Shortcut kStride{"--stride", "attention.landmark_stride",
                            "Landmark stride S in tokens, 0 for none"};
 constexpr Shortcut kBands{"--bands", "attention.bands", "Bands, e.g. \"[[1, 0, 4096], [64, 4096, inf]]\""};
-constexpr Shortcut kBytes{"--bytes", "bench.bytes", "Bytes of the copy or of the longest message"};
+constexpr Shortcut kBytes{"--bytes", "bench.bytes", "Bytes of the copy, of the longest message, or to store"};
 constexpr Shortcut kPrecision{"--precision", "run.precision", "bf16 or fp8, on CUDA"};
+constexpr Shortcut kStore{"--store", "activations.store", "auto, device, host, nvme or off"};
+constexpr Shortcut kEvery{"--every", "activations.every", "Keep the input of every so many-th layer"};
+constexpr Shortcut kDirectory{"--directory", "activations.directory", "Folder of the store on disk"};
 constexpr Shortcut kModel{"--model", "model.path", "Model directory"};
 
 #ifdef LONGHALO_HAVE_CUDA
@@ -80,6 +83,18 @@ std::vector<Benchmark> make_benchmarks() {
                  {kTokens, kRepeats, kWindow, kStride, kBands, kJson, kModel, kPrecision},
                  run_bench_prefill,
                  IN_CUDA_BUILD(run_bench_prefill)});
+  all.push_back({Subcommand::kBenchStep,
+                 "step",
+                 "A training step of random tokens, phase by phase",
+                 {kTokens, kRepeats, kWindow, kStride, kBands, kJson, kModel, kStore, kEvery, kDirectory},
+                 run_bench_step,
+                 nullptr});
+  all.push_back({Subcommand::kBenchStorage,
+                 "storage",
+                 "The activation store on disk beside plain files",
+                 {kRepeats, kBytes, kDirectory, kJson},
+                 run_bench_storage,
+                 run_bench_storage});
   return all;
 }
 

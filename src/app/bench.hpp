@@ -51,6 +51,10 @@ void run_bench_halo_cuda(const MpiSession& session, const Config& config);
 /// One layer of a prefill, and a whole prefill, of random tokens over all ranks.
 void run_bench_layer(const MpiSession& session, const Config& config);
 void run_bench_prefill(const MpiSession& session, const Config& config);
+/// A training step of random tokens over all ranks.
+void run_bench_step(const MpiSession& session, const Config& config);
+/// The activation store on disk, on every rank at once.
+void run_bench_storage(const MpiSession& session, const Config& config);
 
 /// Prints to standard output, whole.
 void print_text(const std::string& text);

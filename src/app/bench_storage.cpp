@@ -1,0 +1,232 @@
+// `longhalo bench storage`: the activation store on disk against plain files of the same size, written and
+// read by as many threads in blocks of the same size, in turns. On every rank at once, as in training.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "app/bench.hpp"
+#include "app/bench_report.hpp"
+#include "app/timed_runs.hpp"
+#include "app/training_setup.hpp"
+#include "core/clock.hpp"
+#include "core/error.hpp"
+#include "core/text.hpp"
+#include "storage/checksum.hpp"
+#include "storage/disk_activation_store.hpp"
+#include "storage/job_scratch.hpp"
+#include "storage/posix.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr int64_t kDefaultBytes = int64_t{2} << 30;
+constexpr int64_t kHidden = 2048;
+constexpr int kLayers = 8;
+
+// What is stored: random bytes, other ones in each layer.
+class Contents {
+ public:
+  explicit Contents(int64_t layer_bytes, uint64_t seed) : bytes_(layer_bytes + kLayers * kShift) {
+    std::mt19937_64 generator(seed);
+    const std::span<std::byte> all = bytes_.span();
+    for (size_t i = 0; i < all.size(); i += sizeof(uint64_t)) {
+      const uint64_t word = generator();
+      std::memcpy(all.data() + i, &word, std::min(sizeof word, all.size() - i));
+    }
+  }
+  const std::byte* of(int layer, int64_t offset) const {
+    return bytes_.span().data() + layer * kShift + offset;
+  }
+
+ private:
+  static constexpr int64_t kShift = 512;
+  AlignedMemory bytes_;
+};
+
+// A plain file: threads that take block after block.
+class RawFile {
+ public:
+  RawFile(const std::filesystem::path& path, int64_t bytes, int64_t block, int threads)
+      : path_(path), bytes_(bytes), block_(block), threads_(threads), buffers_(block * threads) {
+    file_ = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600));
+    is_direct_ = file_.is_open();
+    if (!is_direct_) file_ = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (!file_.is_open()) throw_write_error(errno, path, bytes);
+    if (const int error = ::posix_fallocate(file_.get(), 0, bytes); error != 0)
+      throw_write_error(error, path, bytes);
+  }
+  bool is_direct() const { return is_direct_; }
+
+  void write(const Contents& contents) {
+    for (int thread = 0; thread < threads_; ++thread)
+      std::memcpy(buffer(thread).data(), contents.of(thread % kLayers, 0), static_cast<size_t>(block_));
+    run([&](int thread, int64_t offset, int64_t size) {
+      return ::pwrite(file_.get(), buffer(thread).data(), static_cast<size_t>(size), offset);
+    });
+  }
+  void read() {
+    run([&](int thread, int64_t offset, int64_t size) {
+      return ::pread(file_.get(), buffer(thread).data(), static_cast<size_t>(size), offset);
+    });
+  }
+
+ private:
+  std::span<std::byte> buffer(int thread) const {
+    return buffers_.span().subspan(static_cast<size_t>(thread * block_), static_cast<size_t>(block_));
+  }
+  // `move` moves `size` bytes at `offset` and returns how many it moved.
+  template <class Move>
+  void run(const Move& move) {
+    std::atomic<int64_t> next{0};
+    std::atomic<int> error{0};
+    {
+      std::vector<std::jthread> workers;
+      for (int thread = 0; thread < threads_; ++thread) {
+        workers.emplace_back([&, thread] {
+          for (int64_t at = next.fetch_add(block_); at < bytes_ && error == 0; at = next.fetch_add(block_)) {
+            const int64_t size = std::min(block_, bytes_ - at);
+            if (move(thread, at, size) != size) error = errno == 0 ? EIO : errno;
+          }
+        });
+      }
+    }
+    if (error != 0) throw_write_error(error, path_, bytes_);
+  }
+
+  std::filesystem::path path_;
+  int64_t bytes_, block_;
+  int threads_;
+  AlignedMemory buffers_;
+  FileDescriptor file_;
+  bool is_direct_ = false;
+};
+
+void put_all(DiskActivationStore& store, const Contents& contents) {
+  for (int layer = 0; layer < kLayers; ++layer)
+    store.put_from(layer, [&contents, layer](int64_t offset, std::span<std::byte> into) {
+      std::memcpy(into.data(), contents.of(layer, offset), into.size());
+    });
+  for (int layer = 0; layer < kLayers; ++layer)
+    store.finish_put(layer);
+}
+
+void get_all(DiskActivationStore& store, std::span<std::byte> into) {
+  for (int layer = kLayers; layer-- > 0;)
+    store.start_fetch(layer);
+  for (int layer = kLayers; layer-- > 0;)
+    store.get(layer, into);
+}
+
+int64_t wrong_bytes(DiskActivationStore& store, const Contents& contents) {
+  int64_t wrong = 0;
+  for (int layer = 0; layer < kLayers; ++layer)
+    store.get_to(layer, [&](int64_t offset, std::span<const std::byte> from) {
+      if (std::memcmp(from.data(), contents.of(layer, offset), from.size()) == 0) return;
+      for (size_t i = 0; i < from.size(); ++i)
+        wrong += from[i] == contents.of(layer, offset)[i] ? 0 : 1;
+    });
+  return wrong;
+}
+
+double checksum_seconds(std::span<const std::byte> bytes) {
+  uint64_t sum = block_checksum(bytes);
+  const Stopwatch watch;
+  sum ^= block_checksum(bytes);
+  const double seconds = watch.seconds();
+  check(sum == 0, "the same bytes have the same checksum");
+  return seconds;
+}
+
+}  // namespace
+
+void run_bench_storage(const MpiSession& session, const Config& config) {
+  const int64_t wanted = config.bench.bytes > 0 ? config.bench.bytes : kDefaultBytes;
+  const int64_t rows = std::max<int64_t>(1, wanted / kLayers / (2 * kHidden));
+  DiskStoreOptions options;
+  options.directory = activations_directory(config);
+  options.job = job_name();
+  options.rank = session.rank();
+  options.shape = {{}, rows, kHidden, ActivationType::kBfloat16};
+  for (int layer = 0; layer < kLayers; ++layer)
+    options.shape.layers.push_back(layer);
+  const DiskBuffers buffers = disk_buffers(options.shape.layer_bytes());
+  options.chunk_bytes = std::min(buffers.chunk_bytes, (options.shape.layer_bytes() + 4095) / 4096 * 4096);
+  options.buffers = buffers.count;
+  const int64_t bytes = options.shape.total_bytes();
+
+  const Contents contents(options.shape.layer_bytes(), static_cast<uint64_t>(session.rank()) + 1);
+  AlignedMemory into(options.shape.layer_bytes());
+  std::unique_ptr<JobScratch> scratch;
+  std::unique_ptr<RawFile> raw;
+  std::unique_ptr<DiskActivationStore> store;
+  session.together([&] {
+    scratch = std::make_unique<JobScratch>(options.directory, options.job, session.rank());
+    raw = std::make_unique<RawFile>(scratch->path() / "raw", bytes, options.chunk_bytes, options.threads);
+    store = std::make_unique<DiskActivationStore>(options);
+  });
+
+  // In turns, so that what else uses the disk meets all alike. The first turn only warms up.
+  enum { kRawWrite, kStoreWrite, kRawRead, kStoreRead, kKinds };
+  std::vector<std::vector<double>> samples(kKinds);
+  int64_t wrong = 0;
+  for (int64_t repeat = 0; repeat <= config.bench.repeats; ++repeat) {
+    for (int kind = 0; kind < kKinds; ++kind) {
+      check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+      const Stopwatch watch;
+      session.together([&] {
+        if (kind == kRawWrite) raw->write(contents);
+        if (kind == kStoreWrite) put_all(*store, contents);
+        if (kind == kRawRead) raw->read();
+        if (kind == kStoreRead) get_all(*store, into.span());
+      });
+      const double seconds = spread_over_ranks(session, watch.seconds()).max;
+      if (repeat > 0) samples[static_cast<size_t>(kind)].push_back(seconds);
+    }
+    session.together([&] { wrong += wrong_bytes(*store, contents); });
+  }
+  const auto share = [&](int raw_kind, int store_kind) {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < static_cast<size_t>(config.bench.repeats); ++i)
+      ratios.push_back(samples[static_cast<size_t>(raw_kind)][i] /
+                       samples[static_cast<size_t>(store_kind)][i]);
+    std::sort(ratios.begin(), ratios.end());
+    return ratios[ratios.size() / 2];
+  };
+
+  const double all_bytes = static_cast<double>(bytes) * session.ranks();
+  BenchReport report("activation store on disk");
+  report.add("ranks", session.ranks(), "", "each stores at the same time");
+  report.add("directory", options.directory.string());
+  report.add("bytes", bytes, "B", text("a rank, in ", kLayers, " layers"));
+  report.add("chunk_bytes", options.chunk_bytes, "B", "block of the plain file, too");
+  report.add("threads", options.threads, "", "of the store, and of the plain file");
+  report.add("buffers", options.buffers, "", "of the store, of a chunk each");
+  report.add("direct_io", store->is_direct() && raw->is_direct(), "", "past the page cache, both");
+  report.add("repeats", config.bench.repeats, "", "median of these, slowest rank");
+  BenchTable table({{"what", ""}, {"median_seconds", "s"}, {"min_seconds", "s"}, {"gb_per_second", "GB/s"}});
+  constexpr const char* kNames[] = {"plain file, write", "store, checksum and write", "plain file, read",
+                                    "store, read and verify"};
+  for (int kind = 0; kind < kKinds; ++kind) {
+    const TimedRuns time = summary_of(samples[static_cast<size_t>(kind)]);
+    table.add({kNames[kind], time.median_seconds, time.min_seconds, all_bytes / time.median_seconds / 1e9});
+  }
+  report.add_table("rates", table, "all ranks together");
+  report.add("store_write_share", share(kRawWrite, kStoreWrite), "",
+             "of the plain file's rate beside it, median");
+  report.add("store_read_share", share(kRawRead, kStoreRead), "", "the same");
+  const double checksum = spread_over_ranks(session, checksum_seconds(into.span())).max;
+  report.add("checksum_gb_per_second", static_cast<double>(into.span().size()) / checksum / 1e9, "GB/s",
+             "one thread, bytes in memory");
+  wrong = sum_over_ranks(session, wrong);
+  report.add("wrong_bytes", wrong, "B", "read back and compared after every turn");
+  report.publish(session, config.bench.json);
+  session.together([&] { check(wrong == 0, "the store gives back what was put"); });
+}
+
+}  // namespace longhalo
