@@ -21,6 +21,16 @@ void refuse_repeats(std::vector<std::string> entries, std::string_view what, std
 
 }  // namespace
 
+void refuse_other_tokenizer(const TokenFile& tokens, const std::string& file,
+                            const std::filesystem::path& model_directory) {
+  const std::filesystem::path tokenizer = tokenizer_file(model_directory);
+  const std::string& made_with = tokens.info().tokenizer_sha256;
+  if (made_with.empty() || made_with == sha256_of_file(tokenizer)) return;
+  throw UserError(
+      text("the token file was made with another tokenizer, ", tokens.info().tokenizer), file,
+      text("make it again with ", tokenizer.string(), ", or name the model that it was made for"));
+}
+
 Inputs::Inputs(const Config& config, int64_t vocabulary) : vocabulary_(vocabulary) {
   const bool generates =
       std::find(config.tasks.begin(), config.tasks.end(), Task::kGenerate) != config.tasks.end();
@@ -33,11 +43,11 @@ Inputs::Inputs(const Config& config, int64_t vocabulary) : vocabulary_(vocabular
   }
   refuse_repeats(names_, "document", token_file_ == nullptr ? "input.documents" : config.input.tokens);
   // Tokens alone need no tokenizer, but if the model has one, it says what stands before them.
-  const std::filesystem::path named = tokenizer_file(config.model.path);
-  const bool has_one = !config.model.path.empty() && std::filesystem::exists(named);
+  const bool has_one =
+      !config.model.path.empty() && std::filesystem::exists(tokenizer_file(config.model.path));
   if (generates || token_file_ == nullptr || has_one) {
     tokenizer_ = Tokenizer::load(config.model.path);
-    if (token_file_ != nullptr) refuse_other_tokenizer(config.input.tokens, named);
+    if (token_file_ != nullptr) refuse_other_tokenizer(*token_file_, config.input.tokens, config.model.path);
   }
   if (generates) {
     prompts_ =
@@ -65,15 +75,6 @@ void Inputs::read_token_file(const std::string& file) {
     digests_.push_back(
         sha256_of_text({reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(int32_t)}));
   }
-}
-
-// Ids mean other words to another tokenizer.
-void Inputs::refuse_other_tokenizer(const std::string& file, const std::filesystem::path& tokenizer) const {
-  const std::string& made_with = token_file_->info().tokenizer_sha256;
-  if (made_with.empty() || made_with == sha256_of_file(tokenizer)) return;
-  throw UserError(
-      text("the token file was made with another tokenizer, ", token_file_->info().tokenizer), file,
-      text("make it again with ", tokenizer.string(), ", or name the model that it was made for"));
 }
 
 std::string Inputs::fingerprint(int64_t index) const {

@@ -22,6 +22,11 @@ struct Sequence {
   std::vector<std::vector<int32_t>> prompts;  // what follows the document, up to where the answer begins
 };
 
+/// Ids mean other words to another tokenizer: throws UserError unless the token file was made with the one of
+/// this model directory, or does not say.
+void refuse_other_tokenizer(const TokenFile& tokens, const std::string& file,
+                            const std::filesystem::path& model_directory);
+
 class Inputs {
  public:
   /// Reads tokenizer, chat template and prompts and looks at every document once, so that a fault is known
@@ -43,7 +48,6 @@ class Inputs {
  private:
   void read_token_file(const std::string& file);
   void check_ids(const std::vector<int32_t>& tokens, const std::string& where) const;
-  void refuse_other_tokenizer(const std::string& file, const std::filesystem::path& tokenizer) const;
   void place_prompts(const Config& config);
   std::vector<int32_t> document_tokens(int64_t index, int64_t& bytes, const ProgressOptions& progress) const;
 

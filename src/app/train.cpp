@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numbers>
 #include <optional>
 
 #include "app/continued_metrics.hpp"
@@ -46,6 +47,18 @@ TrainerOptions trainer_options(const Config::Train& train) {
   options.clip = train.clip;
   options.z_loss = train.z_loss;
   return options;
+}
+
+// In bits for each byte of the text that was to be foreseen, which unlike perplexity compares tokenizers;
+// left out where the bytes are not known.
+void add_bits_per_byte(nlohmann::json& record, double cross_entropy, int64_t tokens, const TrainingData& data,
+                       const std::vector<PackedSequence>& sequences) {
+  int64_t bytes = 0;
+  for (const PackedSequence& sequence : sequences)
+    bytes += data.label_bytes(sequence).value_or(0);
+  if (bytes > 0)
+    record["bits_per_byte"] =
+        cross_entropy * static_cast<double>(tokens) / (std::numbers::ln2 * static_cast<double>(bytes));
 }
 
 OriginConfig origin_config(const Config& config) {
@@ -290,6 +303,7 @@ void TrainJob::step() {
         {"skipped_steps", state_.skipped},
         {"peak_resident_bytes", process_memory().peak_resident},
         {"phases", phases()}};
+    add_bits_per_byte(record, result.cross_entropy, result.counted_tokens, *data_, packed);
     metrics_->write("step", record);
     since_record_seconds_ = 0;
     since_record_tokens_ = 0;
@@ -335,11 +349,16 @@ void TrainJob::validate() {
       packed.push_back(data_->validation().sequence(i));
   });
   std::vector<TrainingSequence> sequences;
+  int64_t counted = 0;
   for (const PackedSequence& one : packed)
-    sequences.push_back(view_of(one));
+    counted += sequences.emplace_back(view_of(one)).counted();
   const double mean = trainer_->validate(sequences);
-  metrics_->write("validation",
-                  {{"step", state_.step}, {"cross_entropy", mean}, {"perplexity", std::exp(mean)}});
+  nlohmann::json record{{"step", state_.step},
+                        {"cross_entropy", mean},
+                        {"perplexity", std::exp(mean)},
+                        {"counted_tokens", counted}};
+  add_bits_per_byte(record, mean, counted, *data_, packed);
+  metrics_->write("validation", record);
   if (session_.is_root())
     log_info(
         text("step ", state_.step, ": validation perplexity ", std::exp(mean), ", ", mean, " nats a token"));

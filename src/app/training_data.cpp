@@ -1,7 +1,9 @@
 #include "app/training_data.hpp"
 
 #include <algorithm>
+#include <filesystem>
 
+#include "app/inputs.hpp"
 #include "app/model_setup.hpp"
 #include "core/text.hpp"
 #include "dataset/documents.hpp"
@@ -11,34 +13,46 @@
 namespace longhalo {
 namespace {
 
-// Each document as its model reads it: with what stands before and after a text.
-std::vector<std::vector<int32_t>> tokenise(const Config& config, int64_t vocabulary,
+std::vector<std::vector<int32_t>> tokenise(const Config& config, const Tokenizer& tokenizer,
                                            const ProgressOptions& options) {
-  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::load(config.model.path);
-  if (tokenizer->vocabulary_size() > vocabulary)
-    throw UserError(
-        text("the tokenizer has ", tokenizer->vocabulary_size(), " tokens, the model ", vocabulary),
-        config.model.path, "use a tokenizer that belongs to the model, or a model with more tokens");
   std::vector<std::vector<int32_t>> documents;
   Progress progress("tokenising", static_cast<int64_t>(config.input.documents.size()), ProgressUnit::kItems,
                     options);
   for (const std::string& name : config.input.documents) {
-    std::vector<int32_t>& tokens = documents.emplace_back(tokenizer->prefix());
-    const std::vector<int32_t> inner = tokenizer->encode(read_document(name).text, SpecialTokens::kAsText);
-    tokens.insert(tokens.end(), inner.begin(), inner.end());
-    tokens.insert(tokens.end(), tokenizer->suffix().begin(), tokenizer->suffix().end());
+    documents.push_back(tokenizer.encode(read_document(name).text, SpecialTokens::kAsText));
     progress.add(1);
   }
   return documents;
 }
 
+std::unique_ptr<Tokenizer> load_tokenizer(const Config& config, int64_t vocabulary) {
+  std::unique_ptr<Tokenizer> tokenizer = Tokenizer::load(config.model.path);
+  if (tokenizer->vocabulary_size() > vocabulary)
+    throw UserError(
+        text("the tokenizer has ", tokenizer->vocabulary_size(), " tokens, the model ", vocabulary),
+        config.model.path, "use a tokenizer that belongs to the model, or a model with more tokens");
+  return tokenizer;
+}
+
+// A token file needs no tokenizer, but one of a model that has one has to be that one.
+std::unique_ptr<Tokenizer> tokenizer_of_tokens(const Config& config, const TokenFile& file,
+                                               int64_t vocabulary) {
+  if (config.model.path.empty() || !std::filesystem::exists(tokenizer_file(config.model.path)))
+    return nullptr;
+  refuse_other_tokenizer(file, config.input.tokens, config.model.path);
+  return load_tokenizer(config, vocabulary);
+}
+
+void share(const MpiSession& session, std::vector<int32_t>& values) {
+  values.resize(static_cast<size_t>(broadcast_count(session, static_cast<int64_t>(values.size()))));
+  broadcast_bytes(session, values.data(), static_cast<int64_t>(values.size() * sizeof(int32_t)), 0);
+}
+
 std::vector<std::vector<int32_t>> shared(const MpiSession& session,
                                          std::vector<std::vector<int32_t>> documents) {
   documents.resize(static_cast<size_t>(broadcast_count(session, static_cast<int64_t>(documents.size()))));
-  for (std::vector<int32_t>& tokens : documents) {
-    tokens.resize(static_cast<size_t>(broadcast_count(session, static_cast<int64_t>(tokens.size()))));
-    broadcast_bytes(session, tokens.data(), static_cast<int64_t>(tokens.size() * sizeof(int32_t)), 0);
-  }
+  for (std::vector<int32_t>& tokens : documents)
+    share(session, tokens);
   return documents;
 }
 
@@ -66,6 +80,7 @@ std::string fingerprint_of(const DocumentTokens& documents) {
 TrainingData::TrainingData(const MpiSession& session, const Config& config, int64_t vocabulary) {
   const bool from_file = !config.input.tokens.empty();
   std::vector<std::vector<int32_t>> texts;
+  std::vector<int32_t> prefix, suffix;
   session.together([&] {
     if (from_file) {
       file_ = std::make_unique<TokenFile>(config.input.tokens);
@@ -74,12 +89,21 @@ TrainingData::TrainingData(const MpiSession& session, const Config& config, int6
                              ", the model's has ", vocabulary),
                         config.input.tokens, "make the file with the tokenizer that belongs to the model");
       documents_ = documents_of(*file_);
-    } else if (session.is_root()) {
-      texts = tokenise(config, vocabulary, progress_options(session, config));
     }
+    if (!session.is_root()) return;
+    const std::unique_ptr<Tokenizer> tokenizer =
+        from_file ? tokenizer_of_tokens(config, *file_, vocabulary) : load_tokenizer(config, vocabulary);
+    if (!from_file) texts = tokenise(config, *tokenizer, progress_options(session, config));
+    if (tokenizer == nullptr) return;
+    prefix = tokenizer->prefix();
+    suffix = tokenizer->suffix();
+    for (int32_t id = 0; id < tokenizer->vocabulary_size(); ++id)
+      token_bytes_.push_back(static_cast<int32_t>(tokenizer->text_bytes(id)));
   });
   if (!from_file) documents_ = documents_of(shared(session, std::move(texts)));
-
+  for (std::vector<int32_t>* values : {&prefix, &suffix, &token_bytes_})
+    share(session, *values);
+  documents_ = with_affixes(std::move(documents_), std::move(prefix), std::move(suffix));
   session.together([&] {
     if (session.is_root()) fingerprint_ = fingerprint_of(*documents_);
   });
@@ -87,17 +111,27 @@ TrainingData::TrainingData(const MpiSession& session, const Config& config, int6
 
   const std::string origin = from_file ? config.input.tokens : "input.documents";
   const Config::Train& train = config.train;
+  const Packing packing = train.packing == PackingSetting::kPacked ? Packing::kPacked : Packing::kOneDocument;
   session.together([&] {
     split_ = split_tokens(*documents_, train.validation_share);
     training_ = std::make_unique<PackedSequences>(*documents_, split_.training, train.sequence_tokens,
-                                                  PackedSequences::Order::kShuffled,
+                                                  packing, PackedSequences::Order::kShuffled,
                                                   static_cast<uint64_t>(train.seed), origin);
     if (train.validation_share == 0) return;
     validation_ = std::make_unique<PackedSequences>(*documents_, split_.validation, train.sequence_tokens,
-                                                    PackedSequences::Order::kAsStored, 0,
+                                                    packing, PackedSequences::Order::kAsStored, 0,
                                                     text(origin, ", train.validation_share"));
     validation_sequences_ = std::min(train.validation_sequences, validation_->sequences_an_epoch());
   });
+}
+
+std::optional<int64_t> TrainingData::label_bytes(const PackedSequence& sequence) const {
+  if (token_bytes_.empty()) return std::nullopt;
+  int64_t bytes = 0;
+  for (const int32_t label : sequence.labels)
+    if (label != kNoLabel && label < static_cast<int32_t>(token_bytes_.size()))
+      bytes += token_bytes_[static_cast<size_t>(label)];
+  return bytes;
 }
 
 }  // namespace longhalo

@@ -10,7 +10,7 @@ namespace {
 using nlohmann::json;
 
 // Change the order of the data, or what is learned of it, in a way that no later step can make good.
-constexpr const char* kFixedKeys[] = {"sequence_tokens", "seed", "validation_share"};
+constexpr const char* kFixedKeys[] = {"sequence_tokens", "packing", "seed", "validation_share"};
 
 // How far a job goes and how often it reports, which is nobody's business but the user's.
 constexpr const char* kFreeKeys[] = {"validate_every", "validation_sequences", "log_every",

@@ -25,6 +25,7 @@ enum class PrecisionSetting { kAuto, kFp32, kBf16, kFp8 };
 enum class TransportSetting { kAuto, kNccl, kMpi, kStaged };
 enum class KernelSetting { kAuto, kHopper, kPortable, kAll };
 enum class ActivationSetting { kAuto, kDevice, kHost, kNvme, kOff };
+enum class PackingSetting { kPacked, kOneDocument };
 enum class ScheduleSetting { kCosine, kWarmupStableDecay };
 
 /// What is run decides which keys are needed.
@@ -122,6 +123,7 @@ struct Config {
   struct Train {
     int64_t steps = 1000;
     int64_t sequence_tokens = 4096;
+    PackingSetting packing = PackingSetting::kPacked;
     int64_t accumulation = 1;  // sequences a step
     double learning_rate = 3e-4;
     double final_learning_rate = 0;

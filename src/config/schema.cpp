@@ -35,8 +35,12 @@ void add_train_keys(ConfigSchema& all) {
   all.sections.push_back({"train", "How longhalo train learns."});
   all.keys.push_back(key("train.steps", whole(1, kMostSteps), FIELD(train.steps), "Optimizer steps in all."));
   all.keys.push_back(key("train.sequence_tokens", whole(2, kMostTokens), FIELD(train.sequence_tokens),
-                         "Length of a sequence, which all ranks share; documents are packed into it and do "
-                         "not see each other."));
+                         "Length of a sequence, which all ranks share."));
+  all.keys.push_back(key("train.packing", Choice<PackingSetting>{{"packed", "one_document"}},
+                         FIELD(train.packing),
+                         "packed fills a sequence with documents, which do not see each other; one_document "
+                         "takes one, cut into several sequences where it is longer and filled up with what "
+                         "does not count where it is shorter."));
   all.keys.push_back(
       key("train.accumulation", whole(1, 1 << 20), FIELD(train.accumulation),
           "Sequences a step, one after the other; the loss is the mean over all their tokens."));

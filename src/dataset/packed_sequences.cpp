@@ -40,6 +40,36 @@ class FileDocuments : public DocumentTokens {
   const TokenFile& file_;
 };
 
+class AffixedDocuments : public DocumentTokens {
+ public:
+  AffixedDocuments(std::unique_ptr<DocumentTokens> inner, std::vector<int32_t> prefix,
+                   std::vector<int32_t> suffix)
+      : inner_(std::move(inner)), prefix_(std::move(prefix)), suffix_(std::move(suffix)) {}
+  int64_t documents() const override { return inner_->documents(); }
+  int64_t document_tokens(int64_t document) const override {
+    return static_cast<int64_t>(prefix_.size() + suffix_.size()) + inner_->document_tokens(document);
+  }
+  void read(int64_t document, int64_t first, std::span<int32_t> out) const override {
+    const auto before = static_cast<int64_t>(prefix_.size());
+    const int64_t inner = inner_->document_tokens(document), end = first + static_cast<int64_t>(out.size());
+    check(first >= 0 && end <= document_tokens(document), "the tokens are the document's");
+    const int64_t from = std::clamp(first, before, before + inner),
+                  to = std::clamp(end, from, before + inner);
+    if (from < to)
+      inner_->read(document, from - before,
+                   out.subspan(static_cast<size_t>(from - first), static_cast<size_t>(to - from)));
+    for (int64_t i = first; i < end; ++i) {
+      if (i < before) out[static_cast<size_t>(i - first)] = prefix_[static_cast<size_t>(i)];
+      if (i >= before + inner)
+        out[static_cast<size_t>(i - first)] = suffix_[static_cast<size_t>(i - before - inner)];
+    }
+  }
+
+ private:
+  std::unique_ptr<DocumentTokens> inner_;
+  std::vector<int32_t> prefix_, suffix_;
+};
+
 // Fisher and Yates with a generator whose numbers the standard fixes; std::shuffle's are the library's own.
 void shuffle(std::vector<int64_t>& values, std::mt19937_64& generator) {
   for (size_t left = values.size(); left > 1; --left)
@@ -62,6 +92,12 @@ std::unique_ptr<DocumentTokens> documents_of(const TokenFile& file) {
   return std::make_unique<FileDocuments>(file);
 }
 
+std::unique_ptr<DocumentTokens> with_affixes(std::unique_ptr<DocumentTokens> documents,
+                                             std::vector<int32_t> prefix, std::vector<int32_t> suffix) {
+  if (prefix.empty() && suffix.empty()) return documents;
+  return std::make_unique<AffixedDocuments>(std::move(documents), std::move(prefix), std::move(suffix));
+}
+
 DataSplit split_tokens(const DocumentTokens& documents, double share) {
   check(share >= 0 && share < 1, "the share to validate on lies in [0, 1)");
   int64_t tokens = 0;
@@ -71,9 +107,9 @@ DataSplit split_tokens(const DocumentTokens& documents, double share) {
   return {{0, cut}, {cut, tokens}};
 }
 
-PackedSequences::PackedSequences(const DocumentTokens& documents, TokenSpan part, int64_t length, Order order,
-                                 uint64_t seed, std::string origin)
-    : documents_(documents), length_(length), order_(order), seed_(seed) {
+PackedSequences::PackedSequences(const DocumentTokens& documents, TokenSpan part, int64_t length,
+                                 Packing packing, Order order, uint64_t seed, std::string origin)
+    : documents_(documents), length_(length), packing_(packing), order_(order), seed_(seed) {
   check(length >= 1, "a sequence has at least one token");
   int64_t first = 0;  // of the document, over all documents
   for (int64_t i = 0; i < documents.documents(); ++i) {
@@ -83,9 +119,27 @@ PackedSequences::PackedSequences(const DocumentTokens& documents, TokenSpan part
     tokens_ += std::max<int64_t>(0, end - begin);
     first += size;
   }
-  if (tokens_ < length)
-    throw UserError(text("there are ", tokens_, " tokens, less than one sequence of ", length), origin,
-                    "give more documents, or make train.sequence_tokens smaller");
+  if (packing == Packing::kOneDocument) cut_pieces();
+  if (sequences_an_epoch() > 0) return;
+  if (packing == Packing::kOneDocument)
+    throw UserError(text("there are ", tokens_, " tokens, and no document has two of them"), origin,
+                    "give more documents");
+  throw UserError(
+      text("there are ", tokens_, " tokens, less than one sequence of ", length), origin,
+      "give more documents, make train.sequence_tokens smaller, or set train.packing: one_document");
+}
+
+void PackedSequences::cut_pieces() {
+  for (size_t index = 0; index < pieces_.size(); ++index) {
+    const int64_t count = pieces_[index].count;
+    // A single token at the end has no label: nothing can be learned of it.
+    for (int64_t first = 0; first + 1 < count; first += length_)
+      cuts_.push_back({index, first, std::min(length_, count - first)});
+  }
+}
+
+int64_t PackedSequences::sequences_an_epoch() const {
+  return packing_ == Packing::kPacked ? tokens_ / length_ : static_cast<int64_t>(cuts_.size());
 }
 
 void PackedSequences::order_epoch(int64_t epoch) {
@@ -108,28 +162,41 @@ void PackedSequences::order_epoch(int64_t epoch) {
 PackedSequence PackedSequences::sequence(int64_t number) {
   check(number >= 0, "sequences are counted from 0");
   order_epoch(number / sequences_an_epoch());
-  const int64_t begin = sequences_[static_cast<size_t>(number % sequences_an_epoch())] * length_;
-  const int64_t end = begin + length_;
-  PackedSequence packed;
-  packed.tokens.resize(static_cast<size_t>(length_));
-  packed.labels.assign(static_cast<size_t>(length_), kNoLabel);
-  packed.doc_start.resize(static_cast<size_t>(length_));
-  auto index =
+  const int64_t index = sequences_[static_cast<size_t>(number % sequences_an_epoch())];
+  return packing_ == Packing::kPacked ? packed(index) : one_document(cuts_[static_cast<size_t>(index)]);
+}
+
+// Tokens [first, first + count) of the piece, to stand at `at` of the sequence as a document of their own.
+void PackedSequences::put(const Piece& piece, int64_t first, int64_t count, int64_t at,
+                          PackedSequence& sequence) const {
+  // One token more, where the document has it, is the last one's label.
+  std::vector<int32_t> read(static_cast<size_t>(std::min(piece.count - first, count + 1)));
+  documents_.read(piece.document, piece.first + first, read);
+  std::copy_n(read.begin(), count, sequence.tokens.begin() + at);
+  std::copy(read.begin() + 1, read.end(), sequence.labels.begin() + at);
+  std::fill_n(sequence.doc_start.begin() + at, count, at);
+}
+
+PackedSequence PackedSequences::packed(int64_t index) const {
+  PackedSequence sequence(length_);
+  const int64_t begin = index * length_, end = begin + length_;
+  auto next =
       static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), begin) - begins_.begin()) - 1;
-  std::vector<int32_t> read;
-  for (int64_t at = begin; at < end; ++index) {
-    const Piece& piece = pieces_[static_cast<size_t>(shuffled_[index])];
-    const int64_t in_piece = at - begins_[index];
+  for (int64_t at = begin; at < end; ++next) {
+    const Piece& piece = pieces_[static_cast<size_t>(shuffled_[next])];
+    const int64_t in_piece = at - begins_[next];
     const int64_t count = std::min(piece.count - in_piece, end - at);
-    // One token more, where the document has it, is the last one's label.
-    read.resize(static_cast<size_t>(std::min(piece.count - in_piece, count + 1)));
-    documents_.read(piece.document, piece.first + in_piece, read);
-    std::copy_n(read.begin(), count, packed.tokens.begin() + (at - begin));
-    std::copy(read.begin() + 1, read.end(), packed.labels.begin() + (at - begin));
-    std::fill_n(packed.doc_start.begin() + (at - begin), count, at - begin);
+    put(piece, in_piece, count, at - begin, sequence);
     at += count;
   }
-  return packed;
+  return sequence;
+}
+
+PackedSequence PackedSequences::one_document(const Cut& cut) const {
+  PackedSequence sequence(length_);
+  put(pieces_[cut.piece], cut.first, cut.count, 0, sequence);
+  std::fill(sequence.doc_start.begin() + cut.count, sequence.doc_start.end(), cut.count);
+  return sequence;
 }
 
 }  // namespace longhalo

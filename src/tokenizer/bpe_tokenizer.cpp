@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <unordered_set>
 
 #include "core/error.hpp"
 #include "core/log.hpp"
@@ -63,6 +64,7 @@ class BpeTokenizer final : public Tokenizer {
     vocabulary_size_ = model_.size();
     for (const AddedToken& token : added_) {
       added_id_of_.emplace(token.content, token.id);
+      if (token.special) special_ids_.insert(token.id);
       vocabulary_size_ = std::max<int64_t>(vocabulary_size_, token.id + int64_t{1});
     }
     for (const AddedTokens* group : {&raw_added_, &normalized_added_}) {
@@ -74,6 +76,7 @@ class BpeTokenizer final : public Tokenizer {
   std::vector<int32_t> encode(std::string_view text, SpecialTokens mode,
                               const EncodeProgress& progress) const override;
   std::string decode(std::span<const int32_t> ids) const override;
+  int64_t text_bytes(int32_t id) const override;
   int64_t vocabulary_size() const override { return vocabulary_size_; }
   std::optional<int32_t> token_id(std::string_view token) const override;
   const std::vector<int32_t>& prefix() const override { return affixes_.prefix; }
@@ -95,6 +98,7 @@ class BpeTokenizer final : public Tokenizer {
   Affixes affixes_;
   StringMap<int32_t> added_id_of_;
   std::unordered_map<int32_t, std::string> added_content_of_;  // normalised where the token is
+  std::unordered_set<int32_t> special_ids_;
   int64_t vocabulary_size_ = 0;
 
   mutable std::mutex workspaces_mutex_;
@@ -219,6 +223,14 @@ std::string BpeTokenizer::decode(std::span<const int32_t> ids) const {
     }
   }
   return bytes;
+}
+
+int64_t BpeTokenizer::text_bytes(int32_t id) const {
+  if (special_ids_.contains(id)) return 0;
+  if (const auto added = added_content_of_.find(id); added != added_content_of_.end())
+    return static_cast<int64_t>(added->second.size());
+  const bool has_bytes = id >= 0 && id < model_.size() && model_.bytes_of(id);
+  return has_bytes ? static_cast<int64_t>(model_.bytes_of(id)->size()) : 0;
 }
 
 std::optional<int32_t> BpeTokenizer::token_id(std::string_view token) const {

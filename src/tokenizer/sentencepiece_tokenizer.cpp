@@ -97,6 +97,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::vector<int32_t> encode(std::string_view text, SpecialTokens mode,
                               const EncodeProgress& progress) const override;
   std::string decode(std::span<const int32_t> ids) const override;
+  int64_t text_bytes(int32_t id) const override;
   int64_t vocabulary_size() const override { return vocabulary_size_; }
   std::optional<int32_t> token_id(std::string_view token) const override;
   const std::vector<int32_t>& prefix() const override { return prefix_; }
@@ -321,6 +322,21 @@ std::string SentencePieceTokenizer::decode(std::span<const int32_t> ids) const {
     }
   }
   decode_plain(plain, bytes);
+  return bytes;
+}
+
+int64_t SentencePieceTokenizer::text_bytes(int32_t id) const {
+  const auto added = std::find_if(added_->tokens().begin(), added_->tokens().end(),
+                                  [id](const AddedToken& token) { return token.id == id; });
+  if (added != added_->tokens().end())
+    return added->special ? 0 : static_cast<int64_t>(added->content.size());
+  if (id < 0 || id >= processor_.GetPieceSize() || processor_.IsUnused(id)) return 0;
+  if (processor_.IsByte(id)) return 1;
+  const std::string_view piece = processor_.IdToPiece(id);
+  auto bytes = static_cast<int64_t>(piece.size());
+  for (size_t at = piece.find(kSpace); at != std::string_view::npos;
+       at = piece.find(kSpace, at + kSpace.size()))
+    bytes -= static_cast<int64_t>(kSpace.size()) - 1;
   return bytes;
 }
 

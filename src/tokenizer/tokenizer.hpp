@@ -60,6 +60,10 @@ class Tokenizer {
   /// character, so the result need not be valid UTF-8. Throws UserError for an id that is no token.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
 
+  /// Bytes of text that the token stands for; 0 for a special token and for an id that is none.
+  /// (SentencePiece counts the space that it puts before a text.)
+  virtual int64_t text_bytes(int32_t id) const = 0;
+
   /// Largest id + 1. A model's vocabulary may be larger (padded).
   virtual int64_t vocabulary_size() const = 0;
 

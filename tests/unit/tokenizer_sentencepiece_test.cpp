@@ -111,6 +111,18 @@ TEST_F(SentencePiece, WordsAndSpaces) {
   EXPECT_EQ(tokenizer->token_id("nothing"), std::nullopt);
 }
 
+TEST_F(SentencePiece, TextBytesAreThoseOfTheTextAndTheSpaceBeforeIt) {
+  const auto tokenizer = load();
+  for (const std::string text : {"a", "a c  ab\n\nab ", " a", "   ", "\u00E9 c"}) {
+    int64_t bytes = 0;
+    for (const int32_t id : tokenizer->encode(text, SpecialTokens::kAsText))
+      bytes += tokenizer->text_bytes(id);
+    EXPECT_EQ(bytes, static_cast<int64_t>(text.size()) + 1) << text;
+  }
+  EXPECT_EQ(tokenizer->text_bytes(1), 0) << "the begin token";
+  EXPECT_EQ(tokenizer->text_bytes(kPieces), 0);
+}
+
 TEST_F(SentencePiece, SpecialTokensBesideTheModel) {
   EXPECT_EQ(load()->encode("a</s>", SpecialTokens::kParse), (Ids{kSpace + 4, 2}));
   EXPECT_GT(load()->encode("a</s>", SpecialTokens::kAsText).size(), 4U);

@@ -46,6 +46,24 @@ TEST(Tokenizer, KnownIds) {
   EXPECT_TRUE(tokenizer->prefix().empty());
 }
 
+TEST(Tokenizer, TextBytesAreThoseOfTheText) {
+  const auto tokenizer = test::load_description(test::tiny_description());
+  EXPECT_EQ(tokenizer->text_bytes(kSpecial), 0);
+  EXPECT_EQ(tokenizer->text_bytes(kAdded), 5);
+  EXPECT_EQ(tokenizer->text_bytes(test::kCab), 3);
+  EXPECT_EQ(tokenizer->text_bytes(0xFF), 1);
+  EXPECT_EQ(tokenizer->text_bytes(-1), 0);
+  EXPECT_EQ(tokenizer->text_bytes(1 << 20), 0);
+  std::mt19937 random(3);
+  for (int round = 0; round < 20; ++round) {
+    const std::string text = random_bytes(random, 500, round % 2 == 0 ? "" : "abc ");
+    int64_t bytes = 0;
+    for (const int32_t id : tokenizer->encode(text, SpecialTokens::kAsText))
+      bytes += tokenizer->text_bytes(id);
+    EXPECT_EQ(bytes, static_cast<int64_t>(text.size()));
+  }
+}
+
 TEST(Tokenizer, AffixesComeFromThePostProcessor) {
   auto description = test::tiny_description();
   const auto special = [](const char* name) {
