@@ -11,6 +11,9 @@
 
 #include <cstdint>
 
+#include "core/bfloat16.hpp"
+#include "device/stream_handle.hpp"
+
 namespace longhalo {
 
 inline constexpr int32_t kIgnoredLabel = -100;
@@ -44,5 +47,21 @@ CrossEntropySums cross_entropy(const CrossEntropy<float>& problem);
 
 /// The definition in fp64, row by row.
 CrossEntropySums cross_entropy_reference(const CrossEntropy<double>& problem);
+
+/// What the GPU adds up, in device memory; the caller sets it to zero first. Rows that count are the
+/// caller's to count, for it knows the labels.
+struct DeviceLossSums {
+  double loss, z_loss;
+};
+
+/// GPU: a tile of rows whose logits are made. logits [n, V] in fp32 (DeviceMatmul), labels [n] in device
+/// memory, each in [0, V) or kIgnoredLabel (the caller has checked them). d_logits, unless it is nullptr,
+/// receives the gradient of scale * (sum of all loss_i) in bf16, rows of `stride` >= V elements, a multiple
+/// of 8; behind V, and in rows that do not count, it is 0. 16-byte aligned. The losses are added to `sums` in
+/// double and in a fixed order. `workspace`: 8 * n bytes. Bytes: 4 * n * V without gradients, 10 * n * V
+/// with.
+void cross_entropy_rows(StreamHandle stream, int64_t n, int64_t vocabulary, const float* logits,
+                        const int32_t* labels, float z_loss, float scale, BFloat16* d_logits, int64_t stride,
+                        DeviceLossSums* sums, void* workspace);
 
 }  // namespace longhalo

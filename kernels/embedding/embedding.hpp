@@ -18,4 +18,12 @@ void embedding(StreamHandle stream, int64_t n, int64_t hidden, const int32_t* to
 /// table gets one sum, made in double in the order of its tokens: bitwise the same for any number of threads.
 void embedding_backward(int64_t n, int64_t hidden, const int32_t* tokens, const float* dx, float* d_table);
 
+/// GPU: dx [n, D] in bf16, d_table [V, D] in fp32 (ADDED into), tokens [n] in device memory, each in [0, V).
+/// Each row of the table gets one sum in fp32, in a fixed order: bitwise the same on every repeat. hidden a
+/// multiple of 8; arrays 16-byte aligned. `workspace`: embedding_backward_workspace() bytes, about n * (28 +
+/// D / 64). Bytes: 2 * n * D, and 8 * D for each token that occurs.
+void embedding_backward(StreamHandle stream, int64_t n, int64_t hidden, int64_t vocabulary,
+                        const int32_t* tokens, const BFloat16* dx, float* d_table, void* workspace);
+int64_t embedding_backward_workspace(int64_t n, int64_t hidden);
+
 }  // namespace longhalo

@@ -16,10 +16,11 @@ struct PoolBand {
   BFloat16* landmarks;
   int64_t first_row;
   float* open;
+  float* lse;
 };
 
 inline PoolBand pool_band(const PoolTarget& target) {
-  return {target.stride, target.landmark_query, target.landmarks, target.first_row, target.open};
+  return {target.stride, target.landmark_query, target.landmarks, target.first_row, target.open, target.lse};
 }
 
 /// What must hold of the sizes of every pooling call. Throws InvariantError.

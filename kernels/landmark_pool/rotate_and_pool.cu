@@ -242,8 +242,10 @@ __global__ void merge_pieces(MergePass p) {
     sum += factor * state[own];
   }
   if (tokens == p.pieces.stride) {
-    write_landmark(p.band, p.first_token / p.pieces.stride + segment, head, p.kv_heads, p.head_dim,
-                   p.frequencies, sum / weight_sum, exchange);
+    const int64_t global = p.first_token / p.pieces.stride + segment;
+    write_landmark(p.band, global, head, p.kv_heads, p.head_dim, p.frequencies, sum / weight_sum, exchange);
+    if (p.band.lse != nullptr && column == 0)
+      p.band.lse[(global - p.band.first_row) * p.kv_heads + head] = top + logf(weight_sum);
     return;
   }
   const OpenHead open = open_head(p.band.open, head, p.kv_heads, p.head_dim);

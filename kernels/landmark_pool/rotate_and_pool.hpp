@@ -26,6 +26,8 @@ struct PoolTarget {
   BFloat16* landmarks = nullptr;          // rows [2, H_kv, d]
   int64_t first_row = 0;                  // the global segment that row 0 of landmarks stands for
   float* open = nullptr;                  // [pool_state_floats] the open segment's state
+  float* lse = nullptr;  // [rows of landmarks, H_kv] where prefill leaves the logarithm of the
+                         // sum of exp(u . k / sqrt(d)) for the gradient; nullptr: not wanted
 };
 
 struct RotateAndPool {
@@ -51,5 +53,34 @@ int64_t rotate_and_pool_workspace(const RotateAndPool& keys, int64_t n);
 /// alone, so that a captured graph serves every position; where segments end is decided on the device.
 void append_keys(StreamHandle stream, const RotateAndPool& keys, int64_t n, const int64_t* position,
                  const BFloat16* new_kv, BFloat16* rows, int64_t first_row);
+
+/// The gradient of one strided band's landmarks. Row 0 of every array is segment first_token / stride.
+struct PoolGradient {
+  int64_t stride = 0;
+  const float* landmark_query = nullptr;  // u [H_kv, d], or nullptr for 0
+  const BFloat16* landmarks = nullptr;    // rows [2, H_kv, d] as rotate_and_pool() left them
+  const float* lse = nullptr;             // [n / stride, H_kv], too
+  float* d_landmarks = nullptr;           // rows [2, H_kv, d]: the gradient of `landmarks`, used up
+  float* d_landmark_query = nullptr;      // [H_kv, d] ADDED into, or nullptr when not wanted
+};
+
+struct RotateAndPoolBackward {
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;                 // 16, 32, 64, 128 or 256
+  const double* frequencies = nullptr;  // [d/2]
+  std::span<const PoolGradient> bands;  // at most kMaxBands; host memory
+};
+
+/// GPU: from the gradients of what attention reads to that of the projection, landmark_pool_backward() and
+/// the rotary embedding's in one pass. kv [n, 2, H_kv, d] as rotate_and_pool() left it, k rotated, and its
+/// gradient d_rotated [n, 2, H_kv, d] without the landmarks' part; d_kv [n, 2, H_kv, d] overwritten: the
+/// gradient of k before the rotary embedding, and of v. first_token is a multiple of every stride; tokens
+/// behind the last whole segment have no landmark. Deterministic. NOTE: sum a g is taken as d_kbar . kbar +
+/// d_vbar . vbar from the landmarks in bf16, and k is turned back from bf16. `workspace`:
+/// rotate_and_pool_backward_workspace() bytes. Bytes: 32 * n * H_kv * d.
+void rotate_and_pool_backward(StreamHandle stream, const RotateAndPoolBackward& keys, int64_t n,
+                              int64_t first_token, const BFloat16* kv, const float* d_rotated, BFloat16* d_kv,
+                              void* workspace);
+int64_t rotate_and_pool_backward_workspace(const RotateAndPoolBackward& keys, int64_t n);
 
 }  // namespace longhalo

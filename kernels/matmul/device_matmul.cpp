@@ -60,7 +60,7 @@ using Layout =
 using Preference = std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>,
                                    Destroy<cublasLtMatmulPreferenceDestroy>>;
 
-enum class Kind { kBf16, kBf16ToFp32, kFp8 };
+enum class Kind { kBf16, kBf16ToFp32, kFp8, kInputGradient, kWeightGradient };
 
 const char* kind_name(Kind kind) {
   switch (kind) {
@@ -70,6 +70,10 @@ const char* kind_name(Kind kind) {
       return "bf16 with fp32 result";
     case Kind::kFp8:
       return "fp8 e4m3 with a scale a row";
+    case Kind::kInputGradient:
+      return "bf16, the gradient of a";
+    case Kind::kWeightGradient:
+      return "bf16 with fp32 result, the gradient of W";
   }
   return "";
 }
@@ -78,28 +82,39 @@ struct Shape {
   Kind kind;
   Accumulate accumulate;
   int64_t m, out, in;
+  int64_t stride;      // from one row of m to the next of the gradients of c
   uint32_t alignment;  // of all operands, in bytes
   auto operator<=>(const Shape&) const = default;
 
+  // Of what the product writes.
+  int64_t result_bytes() const {
+    return kind == Kind::kWeightGradient  ? 4 * out * in
+           : kind == Kind::kInputGradient ? 2 * m * in
+           : kind == Kind::kBf16ToFp32    ? 4 * m * out
+                                          : 2 * m * out;
+  }
   std::string describe() const {
     return text("c [", m, ", ", out, "] ", accumulate == Accumulate::kAdd ? "+=" : "=", " a [", m, ", ", in,
                 "] W [", out, ", ", in, "]^T, ", kind_name(kind));
   }
 };
 
-// Row-major c = a W^T is, to a column-major library, c^T = W a^T: its A is W (transposed), its B is a, both
-// with the summed dimension in neighbouring elements, as fp8 needs it.
+// The library's matrices are column-major, and a row-major matrix is to it the transposed one:
+//     c = a W^T     is  c^T = W a^T:     left W, transposed, right a; both with the summed dimension in
+//                                        neighbouring elements, as fp8 needs it
+//     da = dc W     is  da^T = W^T dc^T:  left W, right dc, both as they lie
+//     dW = dc^T a   is  dW^T = a^T dc:    left a, right dc, transposed
 struct Operands {
-  const void* w;
-  const void* a;
-  void* c;
-  const float* w_scales = nullptr;
-  const float* a_scales = nullptr;
+  const void* left;
+  const void* right;
+  void* result;
+  const float* left_scales = nullptr;
+  const float* right_scales = nullptr;
 };
 
 struct Plan {
   Description description;
-  Layout w, a, c;
+  Layout left, right, result;
   cublasLtMatmulAlgo_t algorithm{};
   bool settled = false;  // measured, or not to be
 };
@@ -116,17 +131,18 @@ void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
                "stating preferences for a matrix product");
 }
 
-Layout layout(cudaDataType_t type, int64_t rows, int64_t columns) {
+// Columns lie `stride` elements apart; 0: densely.
+Layout layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t stride = 0) {
   cublasLtMatrixLayout_t made = nullptr;
   check_cublas(cublasLtMatrixLayoutCreate(&made, type, static_cast<uint64_t>(rows),
-                                          static_cast<uint64_t>(columns), rows),
+                                          static_cast<uint64_t>(columns), stride != 0 ? stride : rows),
                "describing a matrix");
   return Layout(made);
 }
 
 uint32_t common_alignment(const Operands& operands) {
-  const auto bits = reinterpret_cast<uintptr_t>(operands.w) | reinterpret_cast<uintptr_t>(operands.a) |
-                    reinterpret_cast<uintptr_t>(operands.c);
+  const auto bits = reinterpret_cast<uintptr_t>(operands.left) | reinterpret_cast<uintptr_t>(operands.right) |
+                    reinterpret_cast<uintptr_t>(operands.result);
   check(bits % 16 == 0, "the operands of a matrix product are 16-byte aligned");
   return bits % kAlignment == 0 ? kAlignment : 16;
 }
@@ -148,52 +164,69 @@ struct DeviceMatmul::Plans {
     return capture == cudaStreamCaptureStatusNone;
   }
 
-  void run(Kind kind, Accumulate accumulate, int64_t m, int64_t out, int64_t in, const Operands& operands) {
+  void run(Kind kind, Accumulate accumulate, int64_t m, int64_t out, int64_t in, const Operands& operands,
+           int64_t stride = 0) {
     check(m >= 0 && out > 0 && in > 0, "a matrix product has positive dimensions");
     if (m == 0) return;
-    const Shape shape{kind, accumulate, m, out, in, common_alignment(operands)};
+    const Shape shape{kind, accumulate, m, out, in, stride, common_alignment(operands)};
     auto known = cache.find(shape);
     const bool measure = (known == cache.end() || !known->second.settled) && can_measure();
     if (known == cache.end() || measure)
       known = cache.insert_or_assign(shape, make(shape, operands, measure)).first;
     const Plan& plan = known->second;
-    const cublasStatus_t status = multiply(shape, plan, plan.algorithm, operands, operands.c);
+    const cublasStatus_t status = multiply(shape, plan, plan.algorithm, operands, operands.result);
     if (status != CUBLAS_STATUS_SUCCESS) check_cublas(status, shape.describe());
   }
 
-  // `to` is where the result goes: operands.c, or scratch while candidates are measured.
+  // `to` is where the result goes: operands.result, or scratch while candidates are measured.
   cublasStatus_t multiply(const Shape& shape, const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
                           const Operands& operands, void* to) {
     if (shape.kind == Kind::kFp8) {
-      set(plan.description.get(), CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.w_scales);
-      set(plan.description.get(), CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.a_scales);
+      set(plan.description.get(), CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.left_scales);
+      set(plan.description.get(), CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.right_scales);
     }
     const float one = 1, beta = shape.accumulate == Accumulate::kAdd ? 1 : 0;
-    return cublasLtMatmul(handle.get(), plan.description.get(), &one, operands.w, plan.w.get(), operands.a,
-                          plan.a.get(), &beta, operands.c, plan.c.get(), to, plan.c.get(), &algorithm,
-                          workspace.data(), static_cast<size_t>(workspace.bytes()), stream);
+    return cublasLtMatmul(handle.get(), plan.description.get(), &one, operands.left, plan.left.get(),
+                          operands.right, plan.right.get(), &beta, operands.result, plan.result.get(), to,
+                          plan.result.get(), &algorithm, workspace.data(),
+                          static_cast<size_t>(workspace.bytes()), stream);
   }
 
   Plan make(const Shape& shape, const Operands& operands, bool measure) {
     Plan plan;
     const cudaDataType_t in_type = shape.kind == Kind::kFp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
-    const cudaDataType_t out_type = shape.kind == Kind::kBf16ToFp32 ? CUDA_R_32F : CUDA_R_16BF;
+    const bool wide = shape.kind == Kind::kBf16ToFp32 || shape.kind == Kind::kWeightGradient;
+    const cudaDataType_t out_type = wide ? CUDA_R_32F : CUDA_R_16BF;
     cublasLtMatmulDesc_t made = nullptr;
     check_cublas(cublasLtMatmulDescCreate(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F),
                  "describing a matrix product");
     plan.description.reset(made);
-    set(made, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     if (shape.kind == Kind::kFp8) {
       const auto mode = static_cast<int32_t>(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
       set(made, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode);
       set(made, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode);
-      set(made, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.w_scales);
-      set(made, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.a_scales);
+      set(made, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.left_scales);
+      set(made, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.right_scales);
       set(made, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
     }
-    plan.w = layout(in_type, shape.in, shape.out);
-    plan.a = layout(in_type, shape.in, shape.m);
-    plan.c = layout(out_type, shape.out, shape.m);
+    switch (shape.kind) {
+      case Kind::kInputGradient:
+        plan.left = layout(in_type, shape.in, shape.out);
+        plan.right = layout(in_type, shape.out, shape.m, shape.stride);
+        plan.result = layout(out_type, shape.in, shape.m);
+        break;
+      case Kind::kWeightGradient:
+        set(made, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_T);
+        plan.left = layout(in_type, shape.in, shape.m);
+        plan.right = layout(in_type, shape.out, shape.m, shape.stride);
+        plan.result = layout(out_type, shape.in, shape.out);
+        break;
+      default:
+        set(made, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+        plan.left = layout(in_type, shape.in, shape.out);
+        plan.right = layout(in_type, shape.in, shape.m);
+        plan.result = layout(out_type, shape.out, shape.m);
+    }
 
     std::vector<cublasLtMatmulAlgo_t> candidates = ask(shape, plan);
     plan.algorithm = measure ? fastest(shape, plan, candidates, operands) : candidates.front();
@@ -214,9 +247,9 @@ struct DeviceMatmul::Plans {
       set(made, which, shape.alignment);
     cublasLtMatmulHeuristicResult_t found[kCandidates] = {};
     int count = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle.get(), plan.description.get(), plan.w.get(), plan.a.get(),
-                                       plan.c.get(), plan.c.get(), made, kCandidates, found, &count);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        handle.get(), plan.description.get(), plan.left.get(), plan.right.get(), plan.result.get(),
+        plan.result.get(), made, kCandidates, found, &count);
     std::vector<cublasLtMatmulAlgo_t> candidates;
     for (int at = 0; at < count; ++at)
       if (found[at].state == CUBLAS_STATUS_SUCCESS) candidates.push_back(found[at].algo);
@@ -234,21 +267,21 @@ struct DeviceMatmul::Plans {
     return candidates;
   }
 
-  // Adding to c twice would be wrong, so those results go to scratch; what overwrites c may do so often.
+  // Adding to a result twice would be wrong, so those sums go to scratch; what overwrites may do so often.
   cublasLtMatmulAlgo_t fastest(const Shape& shape, const Plan& plan,
                                const std::vector<cublasLtMatmulAlgo_t>& candidates,
                                const Operands& operands) {
     if (candidates.size() == 1) return candidates.front();
     const NvtxRange range("choosing a matrix product");
-    DeviceBuffer<BFloat16> scratch;  // kAdd has bf16 results only
+    DeviceBuffer<uint8_t> scratch;
     if (shape.accumulate == Accumulate::kAdd) {
       try {
-        scratch = DeviceBuffer<BFloat16>(shape.m * shape.out, "choosing a matrix product", stream);
+        scratch = DeviceBuffer<uint8_t>(shape.result_bytes(), "choosing a matrix product", stream);
       } catch (const UserError&) {
         return candidates.front();  // a job that fits without the scratch is not to fail for it
       }
     }
-    void* const to = scratch.empty() ? operands.c : scratch.data();
+    void* const to = scratch.empty() ? operands.result : scratch.data();
     Event begin(Timing::kOn), end(Timing::kOn);
     std::vector<double> least(candidates.size(), std::numeric_limits<double>::infinity());
     for (int round = 0; round <= kRounds; ++round) {  // round 0 loads code and warms up
@@ -305,6 +338,22 @@ void DeviceMatmul::run(int64_t m, int64_t out, int64_t in, const ConstFp8Rows& a
                     "use precision: bf16");
   const NvtxRange range("matmul fp8");
   plans_->run(Kind::kFp8, accumulate, m, out, in, {w.values, a.values, c, w.scales, a.scales});
+}
+
+void DeviceMatmul::input_gradient(int64_t m, int64_t out, int64_t in, const BFloat16* dc, const BFloat16* w,
+                                  BFloat16* da, Accumulate accumulate, int64_t dc_stride) {
+  const int64_t stride = dc_stride != 0 ? dc_stride : out;
+  check(in % 8 == 0 && stride % 8 == 0 && stride >= out, "rows of a gradient's product are 16-byte aligned");
+  const NvtxRange range("matmul input gradient");
+  plans_->run(Kind::kInputGradient, accumulate, m, out, in, {w, dc, da}, stride);
+}
+
+void DeviceMatmul::weight_gradient(int64_t m, int64_t out, int64_t in, const BFloat16* dc, const BFloat16* a,
+                                   float* dw, Accumulate accumulate, int64_t dc_stride) {
+  const int64_t stride = dc_stride != 0 ? dc_stride : out;
+  check(in % 8 == 0 && stride % 8 == 0 && stride >= out, "rows of a gradient's product are 16-byte aligned");
+  const NvtxRange range("matmul weight gradient");
+  plans_->run(Kind::kWeightGradient, accumulate, m, out, in, {a, dc, dw}, stride);
 }
 
 }  // namespace longhalo

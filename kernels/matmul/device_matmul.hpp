@@ -43,6 +43,15 @@ class DeviceMatmul {
   void run(int64_t m, int64_t out, int64_t in, const ConstFp8Rows& a, const ConstFp8Rows& w, BFloat16* c,
            Accumulate accumulate = Accumulate::kOverwrite);
 
+  /// The gradients of c = a W^T from dc [m, out], whose rows are dc_stride elements apart (0: dense), in bf16
+  /// with fp32 sums: da [m, in] = dc W, in bf16; and dw [out, in] = dc^T a, in fp32, which bf16 would lose
+  /// the sums over many tiles in. in and the stride are multiples of 8, out and m may be odd; 16-byte
+  /// aligned. da and dw must not overlap the others.
+  void input_gradient(int64_t m, int64_t out, int64_t in, const BFloat16* dc, const BFloat16* w, BFloat16* da,
+                      Accumulate accumulate = Accumulate::kOverwrite, int64_t dc_stride = 0);
+  void weight_gradient(int64_t m, int64_t out, int64_t in, const BFloat16* dc, const BFloat16* a, float* dw,
+                       Accumulate accumulate = Accumulate::kAdd, int64_t dc_stride = 0);
+
  private:
   struct Plans;
   std::unique_ptr<Plans> plans_;

@@ -31,4 +31,11 @@ void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, 
 void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
              float epsilon, const Fp8Rows& out);
 
+/// GPU: the gradient, as on the CPU, of bf16 rows with sums in fp32: dx [n, D] (ADDED into, and rounded to
+/// bf16 again) and d_weight [D] (added into; over rows in a fixed order). hidden up to 16384. `workspace`:
+/// rmsnorm_backward_workspace() bytes, at most 4096 * D. Bytes: 8 * n * D.
+void rmsnorm_backward(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
+                      float epsilon, const BFloat16* d_out, BFloat16* dx, float* d_weight, void* workspace);
+int64_t rmsnorm_backward_workspace(int64_t n, int64_t hidden);
+
 }  // namespace longhalo

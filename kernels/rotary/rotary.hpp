@@ -44,6 +44,6 @@ void rotary_reference(int64_t n, int64_t heads, int64_t head_dim, const std::vec
 /// Bytes: each element is read once and written once.
 void rotary(StreamHandle stream, int64_t n, int64_t heads, int64_t head_dim, const double* frequencies,
             double first_position, double step, BFloat16* x, int64_t row_stride,
-            const int64_t* position = nullptr);
+            const int64_t* position = nullptr, RotaryDirection direction = RotaryDirection::kForward);
 
 }  // namespace longhalo

@@ -24,4 +24,10 @@ void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up
 /// gate_up is read twice.
 void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Fp8Rows& out);
 
+/// GPU: the gradient, and out [n, F] made again in the same pass unless it is nullptr (the gradient of the
+/// next weight needs it). d_gate_up may be gate_up; out and d_out must not overlap them. Bytes: 12 * n * F
+/// with out, 10 * n * F without.
+void swiglu_backward(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up,
+                     const BFloat16* d_out, BFloat16* d_gate_up, BFloat16* out);
+
 }  // namespace longhalo
