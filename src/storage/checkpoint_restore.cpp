@@ -59,8 +59,11 @@ std::optional<RestoredCheckpoint> find_checkpoint(const fs::path& directory, con
   std::string what = "no checkpoint in this folder can be used";
   for (const std::string& skipped : result.skipped)
     what += "\n  " + skipped;
-  throw UserError(what, directory.string(),
-                  "bring back a whole checkpoint from a copy, or choose an empty folder to start anew");
+  ranks.together([&] {
+    throw UserError(what, directory.string(),
+                    "bring back a whole checkpoint from a copy, or choose an empty folder to start anew");
+  });
+  return std::nullopt;  // not reached: what throws on one rank throws on all
 }
 
 }  // namespace longhalo

@@ -13,7 +13,7 @@ from harness import Case, Run, records_of, shared_model
 
 # Mounts a file system at $1 with options $2, runs the command, then copies what is in it to $3: a mount of a private
 # namespace is gone with the last process in it.
-_IN_A_MOUNT = """
+IN_A_MOUNT = """
 mount -t tmpfs -o "$2" tmpfs "$1" || exit 90
 cp -a "$3/." "$1" 2>/dev/null
 [ "$4" = ro ] && mount -o remount,ro "$1"
@@ -44,7 +44,7 @@ class FullDisk(Case):
         self.out = self.mount / "out"
 
     def infer_within(self, size, config, mode="rw"):
-        before = ["unshare", "-m", "sh", "-c", _IN_A_MOUNT, "sh", self.mount, f"size={size}", self.kept, mode]
+        before = ["unshare", "-m", "sh", "-c", IN_A_MOUNT, "sh", self.mount, f"size={size}", self.kept, mode]
         return self.infer(config, before=[str(word) for word in before])
 
     def old(self):
@@ -109,7 +109,7 @@ class FullDisk(Case):
 
     def test_tokenize(self):
         large = self.write("large.txt", tiny_model.document(40000))
-        before = ["unshare", "-m", "sh", "-c", _IN_A_MOUNT, "sh", self.mount, "size=64k", self.kept, "rw"]
+        before = ["unshare", "-m", "sh", "-c", IN_A_MOUNT, "sh", self.mount, "size=64k", self.kept, "rw"]
         run = Run(["tokenize", "--model", shared_model(), "--output", self.mount / "tokens.h5", large], ranks=0,
                   before=[str(word) for word in before]).wait()
         self.assert_refused(run, self.mount / "tokens.h5")

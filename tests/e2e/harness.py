@@ -92,6 +92,26 @@ class Run:
             time.sleep(0.01)
         return value
 
+    def wait_for_end(self, work, timeout=60):
+        """Does some work again and again until the run has ended."""
+        end = time.monotonic() + timeout
+        while self.process.poll() is None:
+            if time.monotonic() > end:
+                self.process.kill()
+                raise AssertionError(f"did not end:\n{self.so_far()}")
+            try:
+                work()
+            except OSError:  # what it works on may go with the run
+                pass
+
+    def wait_gone(self):
+        """Waits until no rank is left; after a kill they end a moment after mpirun."""
+        end = time.monotonic() + GONE_WITHIN_SECONDS
+        while self.alive():
+            if time.monotonic() > end:
+                raise AssertionError("ranks are left")
+            time.sleep(0.02)
+
     @staticmethod
     def _read(file):
         file.seek(0)

@@ -4,10 +4,12 @@ Two layers, hidden 48, 4 query and 2 key/value heads of 16, random weights, a by
 and a chat template. `Safetensors` writes the format by hand, so that tests can also write it wrongly.
 """
 
+import hashlib
 import json
 import struct
 from pathlib import Path
 
+import h5py
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -94,18 +96,18 @@ def write_safetensors(path, contents, header=None, stated_bytes=None):
     Path(path).write_bytes(struct.pack("<Q", length) + text + b"".join(data for _, _, data in contents.values()))
 
 
-def _tokenizer():
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+def tokenizer():
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    tokenizer.train_from_iterator([document(2000, seed=1)], trainer)
+    made.train_from_iterator([document(2000, seed=1)], trainer)
     # A vocabulary that the training text did not fill is filled up, so that its size is known.
-    fill = [AddedToken(f"<|extra_{i}|>") for i in range(VOCABULARY - tokenizer.get_vocab_size())]
-    tokenizer.add_tokens(fill)
-    return tokenizer
+    fill = [AddedToken(f"<|extra_{i}|>") for i in range(VOCABULARY - made.get_vocab_size())]
+    made.add_tokens(fill)
+    return made
 
 
 def write_model(directory, dtype="BF16", eos=None, shape=None):
@@ -117,6 +119,20 @@ def write_model(directory, dtype="BF16", eos=None, shape=None):
         config["eos_token_id"] = eos
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     write_safetensors(directory / "model.safetensors", tensors(dtype, config=shape))
-    _tokenizer().save(str(directory / "tokenizer.json"))
+    tokenizer().save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return directory
+
+
+def write_tokens(path, model, documents):
+    """A token file as `longhalo tokenize` makes it for this model, of ids that no text may give."""
+    offsets = np.cumsum([0] + [len(d) for d in documents])
+    with h5py.File(path, "w") as file:
+        file.create_dataset("tokens", data=np.concatenate([np.asarray(d, np.uint16) for d in documents]))
+        file.create_dataset("document_offsets", data=offsets.astype(np.int64))
+        file.create_dataset("document_names", data=[f"document {i}" for i in range(len(documents))],
+                            dtype=h5py.string_dtype())
+        digest = hashlib.sha256((Path(model) / "tokenizer.json").read_bytes()).hexdigest()
+        for name, value in (("format", "longhalo tokens 1"), ("vocabulary_size", VOCABULARY), ("tokenizer", "tiny"),
+                            ("tokenizer_sha256", digest)):
+            file.attrs[name] = value

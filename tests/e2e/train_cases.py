@@ -3,6 +3,7 @@
 import json
 import math
 import unittest
+import uuid
 
 import tiny_model
 from harness import Case, Run, shared_model
@@ -14,8 +15,8 @@ except ImportError:
     transformers = None
 
 
-class Train(Case):
-    """From the shared model's weights, on text or on a token file."""
+class TrainingCase(Case):
+    """A training job from the shared model's weights on a text of some 2,700 tokens."""
 
     def training(self, **sections):
         text = self.write("text.txt", tiny_model.document(600))
@@ -23,14 +24,27 @@ class Train(Case):
                  "validate_every": 12, **sections.pop("train", {})}
         return self.config(input={"documents": [str(text)], "prompts": None}, tasks=[], train=train, **sections)
 
-    def train(self, config, *more, ranks=2, timeout=120):
-        path = self.dir / "train.yaml"
+    def start_training(self, config, *more, ranks=2, **kwargs):
+        path = self.dir / f"train_{uuid.uuid4().hex[:8]}.yaml"
         path.write_text(json.dumps(config))
-        return Run(["train", "--config", path, *more], ranks=ranks).wait(timeout)
+        return Run(["train", "--config", path, *more], ranks=ranks, **kwargs)
 
-    def metrics(self, event):
-        lines = (self.out / "metrics.jsonl").read_text().splitlines()
+    def train(self, config, *more, ranks=2, timeout=120, **kwargs):
+        return self.start_training(config, *more, ranks=ranks, **kwargs).wait(timeout)
+
+    def train_well(self, config, *more, **kwargs):
+        run = self.train(config, *more, **kwargs)
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(run.alive(), [])
+        return run
+
+    def metrics(self, event, folder=None):
+        lines = ((folder or self.out) / "metrics.jsonl").read_text().splitlines()
         return [r for r in map(json.loads, lines) if r["event"] == event]
+
+
+class Train(TrainingCase):
+    """What a run does and leaves."""
 
     def test_learns_and_leaves_a_model(self):
         run = self.train(self.training())
@@ -95,6 +109,59 @@ class Train(Case):
         self.assertLess(abs(steps[0]["loss"] - math.log(tiny_model.VOCABULARY)), 2)
         self.assertEqual(json.loads((self.out / "model" / "config.json").read_text())["vocab_size"],
                          tiny_model.VOCABULARY)
+
+    def test_a_token_file_is_its_text(self):
+        """Also where the model wants a token before a text: not a bit differs, and bytes are known from both."""
+        model = self.own_model()
+        file = model / "tokenizer.json"
+        begin = {"type": "TemplateProcessing", "pair": [],
+                 "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                 "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}}
+        file.write_text(json.dumps({**json.loads(file.read_text()), "post_processor": begin}))
+        texts = [self.write(f"{i}.txt", tiny_model.document(100 + 20 * i, seed=i)) for i in range(4)]
+        tokens = self.dir / "t.h5"
+        run = Run(["tokenize", "--model", model, "--output", tokens, *texts], ranks=0).wait(60)
+        self.assertEqual(run.code, 0, run.err)
+        for packing in ("packed", "one_document"):
+            found = []
+            for name, given in (("text", {"documents": [str(t) for t in texts]}),
+                                ("tokens", {"documents": None, "tokens": str(tokens)})):
+                self.out = self.dir / f"{packing}_{name}"
+                job = self.training(model={"path": str(model)}, output={"directory": str(self.out)},
+                                    train={"steps": 6, "packing": packing, "sequence_tokens": 150})
+                job["input"] = {k: v for k, v in given.items() if v}
+                self.train_well(job)
+                found.append([(s["loss"], s["bits_per_byte"]) for s in self.metrics("step")])
+            self.assertEqual(*found)
+
+    def test_bits_per_byte(self):
+        """A sequence that is a whole text: its labels are the text without its first token."""
+        text = tiny_model.document(40)
+        ids = tiny_model.tokenizer().encode(text).ids
+        job = self.training(train={"steps": 1, "warmup_steps": 0, "sequence_tokens": len(ids) + 5, "packing": "one_document",
+                                   "validation_share": 0})
+        (self.dir / "text.txt").write_text(text)
+        self.train_well(job)
+        (step,) = self.metrics("step")
+        self.assertEqual(step["counted_tokens"], len(ids) - 1)
+        size = len(text.encode()) - len(tiny_model.tokenizer().decode(ids[:1]).encode())
+        self.assertAlmostEqual(step["bits_per_byte"], step["cross_entropy"] * (len(ids) - 1) / math.log(2) / size, places=9)
+
+    def test_what_fills_up_changes_nothing(self):
+        """The loss of a document is that of its tokens, however long the sequence is."""
+        found = []
+        for length in (330, 700):
+            self.out = self.dir / str(length)
+            job = self.training(output={"directory": str(self.out)},
+                                train={"steps": 4, "sequence_tokens": length, "packing": "one_document",
+                                       "validation_share": 0})
+            texts = [self.write(f"{i}.txt", tiny_model.document(60 + 20 * i, seed=i)) for i in range(3)]
+            job["input"]["documents"] = [str(t) for t in texts]
+            self.train_well(job)
+            found.append([(s["loss"], s["counted_tokens"]) for s in self.metrics("step")])
+        for (one, counted), (other, also) in zip(*found):
+            self.assertEqual(counted, also)
+            self.assertAlmostEqual(one, other, delta=1e-5 * one)
 
     def test_a_wild_learning_rate_stops_the_job(self):
         run = self.train(self.training(train={"learning_rate": 90, "clip": 0, "warmup_steps": 0, "steps": 40,
