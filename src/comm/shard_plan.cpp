@@ -44,12 +44,19 @@ ShardPlan::ShardPlan(int64_t tokens, int ranks, int64_t alignment,
                      const std::function<double(int64_t)>& work) {
   check(tokens >= 0 && ranks >= 1 && alignment >= 1,
         "a shard plan has tokens >= 0, ranks >= 1, alignment >= 1");
+  // Of sequences that no memory holds, blocks are dealt out several at a time: a plan costs milliseconds, so
+  // that it can be refused.
+  constexpr int64_t kMostBlocks = int64_t{1} << 17;
+  const int64_t all = tokens / alignment + (tokens % alignment != 0);
+  const int64_t together = all / kMostBlocks + (all % kMostBlocks != 0);
   std::vector<double> work_before{0};  // of all blocks before this one
-  for (int64_t begin = 0; begin < tokens; begin += alignment) {
-    const int64_t size = std::min(alignment, tokens - begin);
-    const double block = work(begin + size / 2) * static_cast<double>(size);
-    check(block > 0, "the work of a token is positive");
-    work_before.push_back(work_before.back() + block);
+  for (int64_t block = 0; block < all; block += together) {
+    const int64_t begin = block * alignment;
+    // NOTE: the last one may reach beyond the last token; its end could then overflow near 2^63.
+    const int64_t size = block + together >= all ? tokens - begin : together * alignment;
+    const double cost = work(begin + size / 2) * static_cast<double>(size);
+    check(cost > 0, "the work of a token is positive");
+    work_before.push_back(work_before.back() + cost);
   }
   // Each boundary is the block edge whose share of the work is nearest to the rank's.
   for (int rank = 0; rank <= ranks; ++rank) {
@@ -57,7 +64,8 @@ ShardPlan::ShardPlan(int64_t tokens, int ranks, int64_t alignment,
     auto edge = std::lower_bound(work_before.begin(), work_before.end(), wanted);
     if (edge == work_before.end()) --edge;
     if (edge != work_before.begin() && wanted - *(edge - 1) < *edge - wanted) --edge;
-    begins_.push_back(std::min((edge - work_before.begin()) * alignment, tokens));
+    const int64_t block = (edge - work_before.begin()) * together;
+    begins_.push_back(block >= all ? tokens : block * alignment);
   }
   begins_.back() = tokens;
 }

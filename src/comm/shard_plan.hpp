@@ -33,7 +33,8 @@ class ShardPlan {
   /// Shards of equal length. tokens >= 0, ranks >= 1, alignment >= 1.
   ShardPlan(int64_t tokens, int ranks, int64_t alignment);
   /// Shards of equal work: `work(i)` is what the token at position i costs, in any unit; it must be positive
-  /// and is looked at once a block. The same arguments give the same plan on every rank.
+  /// and is looked at once a block, 131072 times at most. The same arguments give the same plan on every
+  /// rank.
   ShardPlan(int64_t tokens, int ranks, int64_t alignment, const std::function<double(int64_t)>& work);
 
   int64_t tokens() const { return begins_.back(); }

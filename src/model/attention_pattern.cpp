@@ -37,10 +37,23 @@ std::string AttentionPattern::describe() const {
 }
 
 int64_t sequence_visible_pairs(const AttentionPattern& pattern, int64_t n) {
+  const auto sum_of_quotients = [](int64_t count, int64_t s) {  // floor(k / s) of k = 0 ... count - 1
+    const int64_t whole = count / s, rest = count % s;
+    return s * (whole * (whole - 1) / 2) + whole * rest;
+  };
   int64_t pairs = 0;
-  for (const Band& band : pattern.bands)
-    for (int64_t i = 0; i < n; ++i)
-      pairs += visible_keys(band, i).count();
+  for (const Band& band : pattern.bands) {
+    const int64_t reach = std::max(band.near, band.stride - 1);
+    if (band.far <= reach) {  // some tokens see nothing, though others before them do: one by one
+      for (int64_t i = 0; i < n; ++i)
+        pairs += visible_keys(band, i).count();
+      continue;
+    }
+    // Token i sees the keys that begin early enough, floor((i - reach) / s) + 1 of them, but for those that
+    // lie too far back, floor((i - far + 1) / s).
+    if (n > reach) pairs += sum_of_quotients(n - reach, band.stride) + (n - reach);
+    if (n > band.far - 1) pairs -= sum_of_quotients(n - (band.far - 1), band.stride);
+  }
   return pairs;
 }
 

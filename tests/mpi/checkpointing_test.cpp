@@ -1,16 +1,19 @@
 // Activation checkpointing: wherever the inputs of layers are kept, and of however many layers, loss and
 // gradients are those of a pass that keeps everything, to the last bit; and a store that fails on one rank
 // ends the step on all of them.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
 
 #include "comm/shard_plan.hpp"
 #include "core/text.hpp"
 #include "kernels/matmul/matmul.hpp"
+#include "scratch.hpp"
 #include "storage/disk_activation_store.hpp"
 #include "storage/hdf5.hpp"
 #include "training_fixture.hpp"
@@ -171,25 +174,23 @@ TEST(Checkpointing, InputsLargerThanTheBuffersOfTheStore) {
   EXPECT_EQ(all[0], all[1]);
 }
 
-// Changes one bit of a stored layer before it is read back.
-class DamagingStore : public ActivationStore {
+// A store on disk to which something happens before a layer is put or fetched.
+class DisturbedStore : public ActivationStore {
  public:
-  DamagingStore(std::unique_ptr<DiskActivationStore> store, int layer)
-      : store_(std::move(store)), layer_(layer) {}
+  using Disturb = std::function<void(DiskActivationStore& store)>;
+  explicit DisturbedStore(const DiskStoreOptions& options)
+      : store_(std::make_unique<DiskActivationStore>(options)) {}
+  void before_put(int layer, Disturb disturb) { put_layer_ = layer, put_ = std::move(disturb); }
+  void before_fetch(int layer, Disturb disturb) { fetch_layer_ = layer, fetch_ = std::move(disturb); }
+
   void put(int layer, std::span<const std::byte> bytes) override { store_->put(layer, bytes); }
-  void put_from(int layer, Source source) override { store_->put_from(layer, std::move(source)); }
+  void put_from(int layer, Source source) override {
+    if (layer == put_layer_) put_(*store_);
+    store_->put_from(layer, std::move(source));
+  }
   void finish_put(int layer) override { store_->finish_put(layer); }
   void start_fetch(int layer) override {
-    if (layer == layer_) {
-      store_->flush();
-      const Hdf5File file = Hdf5File::open(store_->file());
-      const int64_t at = file.dataset(text("/step_state/layer_00", layer, "/x")).file_offset() + 77;
-      std::fstream bytes(store_->file(), std::ios::in | std::ios::out | std::ios::binary);
-      bytes.seekg(at);
-      const char changed = static_cast<char>(bytes.get() ^ 4);
-      bytes.seekp(at);
-      bytes.put(changed);
-    }
+    if (layer == fetch_layer_) fetch_(*store_);
     store_->start_fetch(layer);
   }
   void get(int layer, std::span<std::byte> bytes) override { store_->get(layer, bytes); }
@@ -199,42 +200,97 @@ class DamagingStore : public ActivationStore {
 
  private:
   std::unique_ptr<DiskActivationStore> store_;
-  int layer_;
+  int put_layer_ = -1, fetch_layer_ = -1;
+  Disturb put_, fetch_;
 };
+
+int64_t place_of(const DiskActivationStore& store, int layer) {
+  return Hdf5File::open(store.file()).dataset(text("/step_state/layer_00", layer, "/x")).file_offset();
+}
+
+void flip_a_bit(DiskActivationStore& store, int layer) {
+  store.flush();
+  const int64_t at = place_of(store, layer) + 77;
+  std::fstream bytes(store.file(), std::ios::in | std::ios::out | std::ios::binary);
+  bytes.seekg(at);
+  const char changed = static_cast<char>(bytes.get() ^ 4);
+  bytes.seekp(at);
+  bytes.put(changed);
+}
+
+// A step on a store of `options`, of which `disturb` arranges something on the last rank that has tokens: it
+// must end on all ranks by an error of that rank which has these words.
+void expect_joint_error(DiskStoreOptions options, const std::function<void(DisturbedStore& store)>& disturb,
+                        const std::vector<std::string>& words) {
+  Case test = cases()[0];
+  test.tokens = 1201;  // some blocks of the disk a layer
+  const ShardPlan shards(test.tokens, session().ranks(), test.alignment);
+  const int victim = shards.owner(test.tokens - 1);
+  Weights weights = tiny_model(test.pattern, true, 15, kLayers);
+  options.rank = session().rank();
+  options.shape =
+      stored_inputs_shape(kLayers, shards.shard(session().rank()).size(), weights.config.hidden, 2);
+  std::unique_ptr<DisturbedStore> store;
+  session().together([&] { store = std::make_unique<DisturbedStore>(options); });
+  if (session().rank() == victim) disturb(*store);
+  TrainerOptions training = options_of_a_run();
+  training.checkpointing = {store.get(), 2};
+  Trainer trainer(session(), weights, test.pattern, shards, 6, training);
+  const Data data = make_data(test.tokens, 11, {0}, 3);
+  try {
+    trainer.step(1, std::vector{data.view(), data.view()});
+    ADD_FAILURE() << "nobody saw it";
+  } catch (const JointError& error) {
+    EXPECT_EQ(error.reporting_rank, victim);
+    EXPECT_EQ(error.exit_code, ExitCode::kUserError);
+    const std::string message = error.what();
+    for (const std::string& word : words)
+      EXPECT_NE(message.find(word), std::string::npos) << message;
+    if (session().ranks() > 1) {
+      EXPECT_NE(message.find(text("rank:   ", victim)), std::string::npos) << message;
+    }
+  }
+  EXPECT_EQ(trainer.optimizer().steps(), 0);
+}
 
 TEST(Checkpointing, DamageOnOneRankEndsTheStepOnAll) {
   set_kernel_threads(1);
   const SharedFolder folder;
-  const Case test = cases()[0];
-  const ShardPlan shards(test.tokens, session().ranks(), test.alignment);
+  DiskStoreOptions options;
+  options.directory = folder.path();
   for (const int damaged : {0, 2, 4}) {
     SCOPED_TRACE(text("layer ", damaged));
-    Weights weights = tiny_model(test.pattern, true, 15, kLayers);
-    DiskStoreOptions options;
-    options.directory = folder.path();
-    options.rank = session().rank();
-    options.shape =
-        stored_inputs_shape(kLayers, shards.shard(session().rank()).size(), weights.config.hidden, 2);
-    // The last rank that has tokens.
-    const int victim = shards.owner(test.tokens - 1);
-    DamagingStore store(std::make_unique<DiskActivationStore>(options),
-                        session().rank() == victim ? damaged : -1);
-    TrainerOptions training = options_of_a_run();
-    training.checkpointing = {&store, 2};
-    Trainer trainer(session(), weights, test.pattern, shards, 6, training);
-    const Data data = make_data(test.tokens, 11, {0}, 3);
-    try {
-      trainer.step(1, std::vector{data.view()});
-      ADD_FAILURE() << "the damage was not seen";
-    } catch (const JointError& error) {
-      EXPECT_EQ(error.reporting_rank, victim);
-      EXPECT_EQ(error.exit_code, ExitCode::kUserError);
-      const std::string message = error.what();
-      for (const std::string& word : {text("of layer ", damaged), std::string("checksum differs"),
-                                      std::string("activations.h5"), text("rank", victim)})
-        EXPECT_NE(message.find(word), std::string::npos) << message;
-    }
-    EXPECT_EQ(trainer.optimizer().steps(), 0);
+    expect_joint_error(options,
+                       [&](DisturbedStore& store) {
+                         store.before_fetch(
+                             damaged, [damaged](DiskActivationStore& disk) { flip_a_bit(disk, damaged); });
+                       },
+                       {text("of layer ", damaged, " are not those"), "checksum differs", "activations.h5"});
+  }
+}
+
+// The file is reserved when it is made, so somebody has to take the space away: a hole in its place, and a
+// file that fills the disk.
+TEST(Checkpointing, FullDiskInTheMiddleOnOneRankEndsTheStepOnAll) {
+  set_kernel_threads(1);
+  const testing::TinyDisk disk;  // of this rank's own
+  double without = disk.reason().empty() ? 0 : 1;
+  without = spread_over_ranks(session(), without).max;
+  if (without > 0) GTEST_SKIP() << "a rank has no small file system: " << disk.reason();
+  DiskStoreOptions options;
+  options.directory = disk.path();
+  for (const int layer : {0, 4}) {
+    SCOPED_TRACE(text("layer ", layer));
+    const auto take_space = [&](DiskActivationStore& store) {
+      const int file = ::open(store.file().c_str(), O_RDWR | O_CLOEXEC);
+      const int64_t block = (place_of(store, layer) + 4095) / 4096 * 4096;
+      EXPECT_EQ(::fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, block, 4096), 0);
+      ::close(file);
+      std::ofstream(disk / "filler") << std::string(2 << 20, 'x');
+    };
+    expect_joint_error(options, [&](DisturbedStore& store) { store.before_put(layer, take_space); },
+                       {"No space left", "activations.h5", "bytes needed"});
+    std::filesystem::remove(disk / "filler");
   }
 }
 

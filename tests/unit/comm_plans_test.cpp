@@ -78,6 +78,15 @@ TEST(ShardPlan, SurvivesTheLargestLengths) {
   EXPECT_EQ(plan.shard(2).end, huge);
   EXPECT_EQ(plan.shard(1).begin % 2048, 0);
   EXPECT_EQ(plan.owner(huge - 1), 2);
+  // The same by work, which is asked for 131072 times at most.
+  int64_t asked = 0;
+  const ShardPlan by_work(huge, 3, 2048, [&](int64_t) { return static_cast<double>(++asked > 0); });
+  EXPECT_LE(asked, 1 << 17);
+  EXPECT_EQ(by_work.shard(2).end, huge);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(by_work.shard(rank).begin % 2048, 0);
+    EXPECT_NEAR(static_cast<double>(by_work.shard(rank).size()) / static_cast<double>(huge), 1.0 / 3, 1e-4);
+  }
 }
 
 TEST(ShardPlan, SegmentsFollowEachOtherAndAreComplete) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/adamw.hpp"
+#include "model/attention_pattern.hpp"
 #include "model/bucket_plan.hpp"
 #include "model/parameters.hpp"
 
@@ -49,6 +50,26 @@ TEST(AdamW, WithoutGradientOnlyDecays) {
   EXPECT_FLOAT_EQ(w[1], -2.85F);
   adamw_update({}, 0.5, 0, 2, 1, std::vector<float>{0, 0}, {w, m, v});
   EXPECT_FLOAT_EQ(w[0], 1.9F);
+}
+
+TEST(AttentionPattern, VisiblePairsOfASequenceAreThoseOfItsTokens) {
+  const std::vector<AttentionPattern> patterns = {AttentionPattern::window_and_landmarks(9, 4),
+                                                  AttentionPattern::window_and_landmarks(7, 0),
+                                                  {{{1, 0, kUnlimited}}},
+                                                  {{{1, 0, 6}, {2, 6, 16}, {4, 16, kUnlimited}}},
+                                                  {{{1, 0, 5}, {8, 8, 30}, {3, 20, 21}}},
+                                                  {{{1, 0, 4}, {5, 0, 3}}}};
+  for (const AttentionPattern& pattern : patterns) {
+    int64_t pairs = 0;
+    for (int64_t n = 0; n < 200; ++n) {
+      ASSERT_EQ(sequence_visible_pairs(pattern, n), pairs) << pattern.describe() << ", " << n;
+      for (const Band& band : pattern.bands)
+        pairs += visible_keys(band, n).count();
+    }
+  }
+  // Without a loop over the tokens.
+  const int64_t n = int64_t{1} << 31;
+  EXPECT_EQ(sequence_visible_pairs({{{1, 0, kUnlimited}}}, n), n / 2 * (n + 1));
 }
 
 TEST(Schedule, Cosine) {
