@@ -216,6 +216,8 @@ ExitCode TrainJob::run() {
   Progress progress(before == 0 ? "training" : text("training after step ", before),
                     std::max<int64_t>(train_.steps - before, 0), ProgressUnit::kItems,
                     progress_options(session_, config_));
+  // Where it starts from, to tell what was learned.
+  if (before == 0 && data_->validation_sequences() > 0) validate();
   while (state_.step < train_.steps) {
     if (asked_to_stop()) return stop();
     step();

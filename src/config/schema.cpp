@@ -71,8 +71,10 @@ void add_train_keys(ConfigSchema& all) {
       key("train.seed", whole(0, kMostSeed), FIELD(train.seed), "Seed of the order of the sequences."));
   all.keys.push_back(key("train.validation_share", RealNumber{0, 0.9}, FIELD(train.validation_share),
                          "Share of the tokens, at the end of the input, that is only validated on."));
-  all.keys.push_back(key("train.validate_every", whole(1, kMostSteps), FIELD(train.validate_every),
-                         "Steps between validations; the last step is always validated."));
+  all.keys.push_back(
+      key("train.validate_every", whole(1, kMostSteps), FIELD(train.validate_every),
+          "Steps between validations; the state before the first step and after the last one is always "
+          "validated."));
   all.keys.push_back(key("train.validation_sequences", whole(1, kMostSteps),
                          FIELD(train.validation_sequences),
                          "Sequences of a validation, at most; always the same ones."));

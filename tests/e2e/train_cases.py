@@ -60,8 +60,9 @@ class Train(TrainingCase):
             self.assertFalse(step["skipped"])
             self.assertLessEqual({"forward", "loss", "backward", "optimizer"}, set(step["phases"]))
         validations = self.metrics("validation")
-        self.assertEqual([v["step"] for v in validations], [12, 24])
+        self.assertEqual([v["step"] for v in validations], [0, 12, 24])
         self.assertLess(validations[1]["cross_entropy"], validations[0]["cross_entropy"])
+        self.assertLess(validations[2]["cross_entropy"], validations[1]["cross_entropy"])
 
         # longhalo reads it, with all its tensors.
         config = self.config(model={"path": str(self.out / "model")}, tasks=["score"], input={"prompts": None},
