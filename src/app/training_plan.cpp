@@ -101,7 +101,7 @@ class Fitting {
     }
     if (const auto ranks =
             with([&](TrainingTask& task, int64_t value) { task.ranks = static_cast<int>(value); }, place,
-                 task_.ranks * 2, kMostRanks))
+                 int64_t{2} * task_.ranks, kMostRanks))
       offer(text("use ", *ranks, " ranks, each with as much memory as these"));
     if (const int64_t tokens = most_tokens(place); tokens >= 2)
       offer(text("set train.sequence_tokens to at most about ", tokens));

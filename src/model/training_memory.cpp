@@ -94,7 +94,8 @@ TrainingFlops training_flops(const ModelConfig& config, const AttentionPattern& 
   if (recompute == Recompute::kNo) return flops;
   // Each layer forward again as it goes back, all but its last product; before that all layers of a group but
   // the last, to have their inputs.
-  const auto groups = static_cast<double>((c.layers + every - 1) / every);
+  const int64_t whole_groups = (c.layers + every - 1) / every;
+  const auto groups = static_cast<double>(whole_groups);
   flops.products_again = 2 * count * (layers * (layer - down) + (layers - groups) * layer);
   flops.attention_again = 4 * pairs * (2 - groups / layers);
   return flops;

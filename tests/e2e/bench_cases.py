@@ -102,6 +102,35 @@ class Bench(BenchCase):
         self.assertGreater(result["time_over_products"], 0)
         self.assertEqual(result["halo_bytes"], 2 * 2 * 64 * 2 * 16 * 4)
 
+    def test_step(self):
+        shape = {"layers": 3, "hidden": 48, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocabulary": 400}
+        sets = [word for key, value in shape.items() for word in ("--set", f"model.shape.{key}={value}")]
+        for store, every in (("off", 1), ("nvme", 2)):
+            more = ["--directory", self.dir] if store == "nvme" else []
+            result = self.bench("step", "--tokens", 300, "--window", 64, "--stride", 16, "--set",
+                                "model.weights=random", "--store", store, "--every", every, *more, *sets)
+            self.assertEqual((result["activations"], result["every"], result["ranks"]), (store, every, 2))
+            self.assertLess(result["gradient_error"], 1e-2)
+            layer = 48 * (2 * 64 + 2 * 32 + 3 * 96)
+            self.assert_near(result["products_gflop"], 6 * 300 * (3 * layer + 48 * 400) / 1e9)
+            self.assert_near(result["mfu"] * result["time_over_products"], 1)
+            self.assertEqual(result["recomputed_gflop"] > 0, store == "nvme")
+            # Three steps store the inputs of layers 0 and 2.
+            self.assertEqual(result["stored_bytes"], 3 * 2 * 300 * 48 * 4 if store == "nvme" else 0)
+            phases = {row["phase"]: row for row in result["phases"]}
+            self.assertGreater(phases["backward"]["mean"], phases["exposed_halo"]["mean"])
+
+    def test_storage(self):
+        result = self.bench("storage", "--bytes", 3_000_000, "--directory", self.dir)
+        self.assertEqual(result["wrong_bytes"], 0)
+        self.assertLessEqual(result["bytes"], 3_000_000)
+        self.assertGreater(result["bytes"], 2_900_000)
+        self.assertEqual(len(result["rates"]), 4)
+        for row in result["rates"]:
+            self.assertLessEqual(row["min_seconds"], row["median_seconds"])
+            self.assert_near(row["gb_per_second"] * row["median_seconds"], 2 * result["bytes"] / 1e9)
+        self.assertEqual([p.name for p in self.dir.iterdir() if p.name.startswith("longhalo-activations")], [])
+
 
 class BenchRefusals(Case):
     """What cannot be measured is refused with words, on any machine."""

@@ -426,11 +426,27 @@ TEST(ConfigFaults, DevicesThatCannotBe) {
   EXPECT_EQ(faults("bench: {outputs: 8, inputs: 8}"), "");
 }
 
+TEST(ConfigFaults, ActivationsThatCannotBe) {
+  for (const char* good :
+       {"store: auto", "store: device, every: 3", "store: host", "store: nvme, directory: /d", "store: off",
+        "directory: /d", "every: 4, directory: /d"}) {
+    EXPECT_EQ(faults(text("activations: {", good, "}")), "") << good;
+  }
+  EXPECT_TRUE(holds(faults("activations: {store: off, every: 2}"),
+                    "activations.every 2 (x.yaml:1:27) has no effect with activations.store \"off\""));
+  EXPECT_TRUE(holds(faults("activations: {store: host, directory: /d}"),
+                    "activations.directory \"/d\" (x.yaml:1:28) has no effect"));
+  EXPECT_TRUE(holds(faults("activations: {store: disk}"), "activations.store is 'disk'"));
+  EXPECT_TRUE(holds(faults("activations: {every: 0}"), "out of range"));
+}
+
 TEST(ConfigFaults, RequirementsDependOnTheSubcommand) {
   EXPECT_EQ(message_of(Subcommand::kInfer, kGood), "");
   EXPECT_EQ(message_of(Subcommand::kBenchAttention, ""), "");
   EXPECT_EQ(count_faults(message_of(Subcommand::kBenchPrefill, "")), 1);
   EXPECT_EQ(message_of(Subcommand::kBenchPrefill, "model: {weights: random}"), "");
+  EXPECT_EQ(count_faults(message_of(Subcommand::kBenchStep, "")), 1);
+  EXPECT_EQ(message_of(Subcommand::kBenchStorage, ""), "");
   EXPECT_EQ(count_faults(message_of(Subcommand::kInfer, "")),
             4);  // model.path, input, output.directory, tasks
   EXPECT_EQ(count_faults(message_of(Subcommand::kTokenize, "")), 3);

@@ -1,0 +1,220 @@
+// The plan of a training step: items that are what training allocates, and activations that go to the first
+// place with room.
+#include "app/training_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "core/error.hpp"
+#include "core/text.hpp"
+#include "model/layer_activations.hpp"
+#include "model/parameters.hpp"
+#include "model/prefill.hpp"
+#include "model/weights.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr int64_t kMuch = int64_t{1} << 50;
+constexpr double kRate = 1e11;
+
+TrainingTask small_task() {
+  TrainingTask task;
+  task.shape.layers = 7;
+  task.shape.hidden = 64;
+  task.shape.ffn = 160;
+  task.shape.heads = 4;
+  task.shape.kv_heads = 2;
+  task.shape.head_dim = 16;
+  task.shape.vocabulary = 1000;
+  task.shape.tied_embeddings = true;
+  task.pattern = AttentionPattern::window_and_landmarks(256, 64);
+  task.tokens = 100'000;
+  task.ranks = 2;
+  task.tile = 512;
+  return task;
+}
+
+TrainingBudget budget_of(int64_t device, int64_t scratch) {
+  TrainingBudget budget;
+  budget.device_bytes = device;
+  budget.device_place = "host here";
+  budget.scratch_bytes = scratch;
+  budget.scratch = "/scratch";
+  return budget;
+}
+
+TrainingPlan plan_of(const TrainingTask& task, const TrainingBudget& budget) {
+  return plan_training(task, budget, kRate);
+}
+
+int64_t item(const TrainingPlan& plan, std::string_view name) {
+  int64_t bytes = 0;
+  for (const MemoryItem& one : plan.items)
+    if (one.name.starts_with(name)) bytes += one.bytes;
+  return bytes;
+}
+
+TEST(TrainingPlan, ItemsAreWhatTrainingAllocates) {
+  const TrainingTask task = small_task();
+  Weights weights = random_weights(task.shape, {1, std::nullopt}, 1);
+  add_landmark_queries(weights, 1);
+  const int64_t elements = elements_of(parameters_of(weights));
+  const TrainingPlan plan = plan_of(task, budget_of(kMuch, 0));
+  EXPECT_EQ(item(plan, "weights"), elements * 4);
+  EXPECT_EQ(item(plan, "gradients"), elements * 4 + item(plan, "gradients of keys"));
+  EXPECT_EQ(item(plan, "optimizer: master"), 4 * ((elements + 1) / 2) * 4);
+  EXPECT_EQ(item(plan, "residual stream"), 3 * plan.tokens_per_rank * 64 * 4);
+  const ShardPlan shards = plan_shards(task.shape, task.pattern, task.tokens, 2);
+  EXPECT_EQ(plan.tokens_per_rank, std::max(shards.shard(0).size(), shards.shard(1).size()));
+  // The second shard has a halo of 256 tokens, and all ranks have all landmarks.
+  const int64_t rows = std::max(shards.shard(0).size(), shards.shard(1).size() + 256) + task.tokens / 64;
+  EXPECT_EQ(item(plan, "keys and values of a layer"), 2 * rows * 32 * 4);
+  EXPECT_EQ(item(plan, "activations: all"), 7 * (plan.tokens_per_rank * 64 * 4 + 2 * rows * 32 * 4 +
+                                                 LayerActivations::bytes(task.shape, plan.tokens_per_rank)));
+  EXPECT_EQ(plan.place, ActivationPlace::kOff);
+  EXPECT_EQ(plan.disk_bytes, 0);
+}
+
+TEST(TrainingPlan, AutoTakesTheFirstPlaceWithRoom) {
+  TrainingTask task = small_task();
+  const TrainingPlan all = plan_of(task, budget_of(kMuch, kMuch));
+  EXPECT_EQ(all.place, ActivationPlace::kOff);
+  EXPECT_EQ(plan_of(task, budget_of(all.bytes(), 0)).place, ActivationPlace::kOff) << "to the last byte";
+  const TrainingPlan device = plan_of(task, budget_of(all.bytes() - 1, kMuch));
+  EXPECT_EQ(device.place, ActivationPlace::kDevice);
+  EXPECT_NE(device.why.find("off would need"), std::string::npos) << device.why;
+  EXPECT_LT(device.bytes(), all.bytes());
+  const TrainingPlan disk = plan_of(task, budget_of(device.bytes() - 1, kMuch));
+  EXPECT_EQ(disk.place, ActivationPlace::kNvme);
+  EXPECT_NE(disk.why.find("device would need"), std::string::npos) << disk.why;
+  EXPECT_LT(disk.bytes(), device.bytes());
+  EXPECT_GE(disk.disk_bytes, 7 * disk.tokens_per_rank * 64 * 4);
+  EXPECT_TRUE(disk.fault.empty());
+  // What is computed again takes time.
+  EXPECT_GT(device.seconds, 1.1 * all.seconds);
+  EXPECT_EQ(device.seconds, disk.seconds);
+
+  task.every = 3;
+  const TrainingPlan third = plan_of(task, budget_of(kMuch, kMuch));
+  EXPECT_EQ(third.place, ActivationPlace::kDevice) << "off keeps every layer";
+  EXPECT_EQ(item(third, "activations: stored"), 3 * third.tokens_per_rank * 64 * 4);
+  EXPECT_EQ(item(third, "activations: inputs"), 3 * third.tokens_per_rank * 64 * 4);
+  EXPECT_GT(third.seconds, device.seconds);
+}
+
+// A device with memory of its own puts host memory between itself and the disk.
+TEST(TrainingPlan, DeviceWithAHostBeside) {
+  TrainingTask task = small_task();
+  TrainingBudget budget = budget_of(kMuch, kMuch);
+  budget.has_own_host = true;
+  budget.host_bytes = kMuch;
+  task.store = ActivationSetting::kDevice;
+  const int64_t on_device = plan_of(task, budget).bytes();
+  task.store = ActivationSetting::kAuto;
+  budget.device_bytes = on_device - 1;
+  const TrainingPlan host = plan_of(task, budget);
+  EXPECT_EQ(host.place, ActivationPlace::kHost);
+  EXPECT_EQ(host.host_bytes, 7 * host.tokens_per_rank * 64 * 4);
+  EXPECT_EQ(host.bytes() + host.host_bytes, on_device);
+  budget.host_bytes = host.host_bytes - 1;
+  const TrainingPlan disk = plan_of(task, budget);
+  EXPECT_EQ(disk.place, ActivationPlace::kNvme);
+  EXPECT_EQ(disk.host_bytes, disk_buffers(disk.tokens_per_rank * 64 * 4).bytes());
+  EXPECT_EQ(disk.bytes(), host.bytes()) << "the buffers are the host's";
+}
+
+// What the remedy offers does fit.
+TEST(TrainingPlan, RemediesFit) {
+  TrainingTask task = small_task();
+  task.store = ActivationSetting::kDevice;
+  const int64_t needed = plan_of(task, budget_of(kMuch, 0)).bytes();
+  const TrainingBudget budget = budget_of(needed - 10'000'000, kMuch);
+  const TrainingPlan plan = plan_of(task, budget);
+  EXPECT_FALSE(plan.fault.empty());
+  const std::string words = plan.remedy;
+  const auto number_after = [&](const std::string& phrase) -> int64_t {
+    const size_t at = words.find(phrase);
+    EXPECT_NE(at, std::string::npos) << phrase << " in " << words;
+    return at == std::string::npos ? 1 : std::stoll(words.substr(at + phrase.size()));
+  };
+  EXPECT_NE(words.find("activations.store: nvme"), std::string::npos) << words;
+  TrainingTask other = task;
+  other.store = ActivationSetting::kNvme;
+  EXPECT_EQ(plan_of(other, budget).fault, "");
+  other = task;
+  other.every = number_after("activations.every: ");
+  EXPECT_EQ(plan_of(other, budget).fault, "");
+  other = task;
+  other.ranks = static_cast<int>(number_after("use "));
+  EXPECT_EQ(plan_of(other, budget).fault, "");
+  other = task;
+  other.tokens = number_after("train.sequence_tokens to at most about ");
+  EXPECT_EQ(plan_of(other, budget).fault, "");
+  other.tokens = task.tokens - 1;
+  EXPECT_NE(plan_of(other, budget).fault, "");
+  try {
+    plan.require();
+    ADD_FAILURE() << "it does not fit";
+  } catch (const UserError& error) {
+    const std::string message = error.what();
+    for (const char* word :
+         {"a training step needs", "host here", "weights", "activations.store device", "remedy"})
+      EXPECT_NE(message.find(word), std::string::npos) << message;
+  }
+}
+
+TEST(TrainingPlan, FullDiskIsAFault) {
+  TrainingTask task = small_task();
+  task.store = ActivationSetting::kNvme;
+  const TrainingPlan fits = plan_of(task, budget_of(kMuch, kMuch));
+  EXPECT_EQ(plan_of(task, budget_of(kMuch, fits.disk_bytes)).fault, "");
+  const TrainingPlan full = plan_of(task, budget_of(kMuch, fits.disk_bytes - 1));
+  EXPECT_NE(full.fault.find("of disk, but /scratch has"), std::string::npos) << full.fault;
+  EXPECT_NE(full.remedy.find("activations.store: device"), std::string::npos) << full.remedy;
+  EXPECT_NE(full.remedy.find("activations.every: 2"), std::string::npos) << full.remedy;
+}
+
+TEST(TrainingPlan, NothingFitsAtAll) {
+  const TrainingPlan plan = plan_of(small_task(), budget_of(1000, 1000));
+  EXPECT_NE(plan.fault, "");
+  EXPECT_NE(plan.why.find("nothing fits"), std::string::npos) << plan.why;
+  EXPECT_NE(plan.remedy.find("smaller model"), std::string::npos) << plan.remedy;
+  EXPECT_NE(plan.table().find("does not fit"), std::string::npos);
+}
+
+TEST(DiskBuffers, HoldTwoLayersWithinBounds) {
+  for (const int64_t layer : {int64_t{0}, int64_t{1}, int64_t{100'000}, int64_t{20'000'000},
+                              int64_t{300'000'000}, int64_t{4'000'000'000}}) {
+    const DiskBuffers buffers = disk_buffers(layer);
+    EXPECT_EQ(buffers.chunk_bytes % 4096, 0);
+    EXPECT_GE(buffers.count, 8);
+    EXPECT_LE(buffers.count, 64);
+    EXPECT_LE(buffers.bytes(), int64_t{512} << 20);
+    if (layer <= 200'000'000) {
+      EXPECT_GE(buffers.bytes(), 2 * layer);
+    }
+  }
+}
+
+TEST(TrainingFlops, CountWhatIsComputedAgain) {
+  const TrainingTask task = small_task();
+  const auto flops = [&](Recompute recompute, int64_t every) {
+    return training_flops(task.shape, task.pattern, task.tokens, recompute, every);
+  };
+  const TrainingFlops once = flops(Recompute::kNo, 1);
+  EXPECT_EQ(once.all(), once.useful());
+  const double layer = 64 * (2 * 64 + 2 * 32 + 3 * 160);
+  EXPECT_DOUBLE_EQ(once.products, 6.0 * 100'000 * (7 * layer + 64 * 1000));
+  const auto pairs = static_cast<double>(sequence_visible_pairs(task.pattern, task.tokens));
+  EXPECT_DOUBLE_EQ(once.attention, 14.0 * 16 * 4 * 7 * pairs);
+  const TrainingFlops again = flops(Recompute::kYes, 1);
+  EXPECT_DOUBLE_EQ(again.attention_again, 4.0 * 16 * 4 * 7 * pairs);
+  EXPECT_DOUBLE_EQ(again.products_again, 2.0 * 100'000 * 7 * (layer - 64 * 160));
+  // Groups of 4 and 3 layers: 3 and 2 of them go forward once more.
+  EXPECT_DOUBLE_EQ(flops(Recompute::kYes, 4).attention_again, 4.0 * 16 * 4 * (7 + 5) * pairs);
+}
+
+}  // namespace
+}  // namespace longhalo
