@@ -5,6 +5,9 @@ import math
 import unittest
 import uuid
 
+import h5py
+import numpy as np
+
 import tiny_model
 from harness import Case, Run, shared_model
 
@@ -72,15 +75,26 @@ class Train(TrainingCase):
 
     @unittest.skipUnless(transformers, "this Python has no torch and transformers")
     def test_transformers_opens_the_model(self):
-        run = self.train(self.training())
-        self.assertEqual(run.code, 0, run.err)
+        """It has learned there too, and gives every token the log-probability that longhalo gives it."""
+        self.train_well(self.training())
+        trained = self.out / "model"
+        (self.dir / "text.txt").write_text(tiny_model.document(20))
         losses = []
-        for folder in (shared_model(), self.out / "model"):
+        for folder in (shared_model(), trained):
             model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
             ids = torch.tensor([transformers.AutoTokenizer.from_pretrained(folder)(tiny_model.document(20))["input_ids"]])
             with torch.no_grad():
-                losses.append(float(model(ids, labels=ids).loss))
+                logits = model(ids).logits[0, :-1].double()
+            scores = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]
+            losses.append(-float(scores.mean()))
         self.assertLess(losses[1], losses[0] - 0.5)
+        (record,) = self.succeed(self.config(model={"path": str(trained)}, attention={"window": 4096, "landmark_stride": 0},
+                                             input={"documents": [str(self.dir / "text.txt")], "prompts": None},
+                                             tasks=["score"], output={"directory": str(self.dir / "scores")})).values()
+        with h5py.File(self.dir / "scores" / record["arrays"]) as file:
+            np.testing.assert_array_equal(file["tokens"][:], ids[0].numpy())
+            # Logits of a few units out of sums of 48 and 96 products: roundings of 2^-24 grow to some 1e-5.
+            np.testing.assert_allclose(file["scores"][1:], scores.numpy(), rtol=0, atol=1e-4)
 
     def test_same_on_any_number_of_ranks(self):
         losses = []
