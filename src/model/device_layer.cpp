@@ -103,7 +103,8 @@ void DeviceLayer::project_queries(int64_t layer, int64_t n, const BFloat16* x, i
   position_ = position;
 }
 
-void DeviceLayer::attend(int64_t layer, int64_t n, std::span<const BandKeys<BFloat16>> bands, BFloat16* x) {
+void DeviceLayer::attend(int64_t layer, int64_t n, std::span<const BandKeys<BFloat16>> bands, BFloat16* x,
+                         const int64_t* doc_start) {
   const NvtxRange range("attention and MLP");
   const ModelConfig& c = config();
   const DeviceLayerWeights& w = layer_weights(layer);
@@ -121,6 +122,7 @@ void DeviceLayer::attend(int64_t layer, int64_t n, std::span<const BandKeys<BFlo
   attention.q = work_.data();
   attention.bands = bands;
   attention.landmark_bias = w.landmark_bias.data();
+  attention.doc_start = doc_start;
   attention.out = attended;
   attention_forward(stream_, attention);
 

@@ -49,8 +49,9 @@ class DeviceLayer {
                        const int64_t* position = nullptr);
 
   /// x [n, D] in place, through attention of the queries made last over `bands`, and the MLP. The position is
-  /// the one that project_queries() got.
-  void attend(int64_t layer, int64_t n, std::span<const BandKeys<BFloat16>> bands, BFloat16* x);
+  /// the one that project_queries() got. `doc_start` [n] (device memory): where each token's document begins.
+  void attend(int64_t layer, int64_t n, std::span<const BandKeys<BFloat16>> bands, BFloat16* x,
+              const int64_t* doc_start = nullptr);
 
   /// Rows of the embedding: tokens [n] in device memory, inside the vocabulary -> x [n, D].
   void embed(int64_t n, const int32_t* tokens, BFloat16* x);
