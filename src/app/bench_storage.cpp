@@ -45,29 +45,35 @@ class Contents {
   }
 
  private:
-  static constexpr int64_t kShift = 512;
+  static constexpr int64_t kShift = 4096;  // as direct I/O wants addresses
   AlignedMemory bytes_;
 };
 
 // A plain file: threads that take block after block.
 class RawFile {
  public:
-  RawFile(const std::filesystem::path& path, int64_t bytes, int64_t block, int threads)
-      : path_(path), bytes_(bytes), block_(block), threads_(threads), buffers_(block * threads) {
+  RawFile(const std::filesystem::path& path, const DiskStoreOptions& options)
+      : path_(path),
+        bytes_(options.shape.total_bytes()),
+        layer_bytes_(options.shape.layer_bytes()),
+        block_(options.chunk_bytes),
+        threads_(options.threads),
+        buffers_(block_ * threads_) {
     file_ = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600));
     is_direct_ = file_.is_open();
     if (!is_direct_) file_ = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-    if (!file_.is_open()) throw_write_error(errno, path, bytes);
-    if (const int error = ::posix_fallocate(file_.get(), 0, bytes); error != 0)
-      throw_write_error(error, path, bytes);
+    if (!file_.is_open()) throw_write_error(errno, path, bytes_);
+    if (const int error = ::posix_fallocate(file_.get(), 0, bytes_); error != 0)
+      throw_write_error(error, path, bytes_);
   }
   bool is_direct() const { return is_direct_; }
 
+  // The same bytes as the store, from where they lie.
   void write(const Contents& contents) {
-    for (int thread = 0; thread < threads_; ++thread)
-      std::memcpy(buffer(thread).data(), contents.of(thread % kLayers, 0), static_cast<size_t>(block_));
-    run([&](int thread, int64_t offset, int64_t size) {
-      return ::pwrite(file_.get(), buffer(thread).data(), static_cast<size_t>(size), offset);
+    run([&](int, int64_t offset, int64_t size) {
+      return ::pwrite(file_.get(),
+                      contents.of(static_cast<int>(offset / layer_bytes_), offset % layer_bytes_),
+                      static_cast<size_t>(size), offset);
     });
   }
   void read() {
@@ -89,9 +95,13 @@ class RawFile {
       std::vector<std::jthread> workers;
       for (int thread = 0; thread < threads_; ++thread) {
         workers.emplace_back([&, thread] {
-          for (int64_t at = next.fetch_add(block_); at < bytes_ && error == 0; at = next.fetch_add(block_)) {
-            const int64_t size = std::min(block_, bytes_ - at);
-            if (move(thread, at, size) != size) error = errno == 0 ? EIO : errno;
+          // As the store does: a layer in blocks, the last of which may be short.
+          const int64_t blocks = (layer_bytes_ + block_ - 1) / block_;
+          for (int64_t i = next++; i < bytes_ / layer_bytes_ * blocks && error == 0; i = next++) {
+            const int64_t in_layer = i % blocks * block_;
+            const int64_t size = std::min(block_, layer_bytes_ - in_layer);
+            if (move(thread, i / blocks * layer_bytes_ + in_layer, size) != size)
+              error = errno == 0 ? EIO : errno;
           }
         });
       }
@@ -100,7 +110,7 @@ class RawFile {
   }
 
   std::filesystem::path path_;
-  int64_t bytes_, block_;
+  int64_t bytes_, layer_bytes_, block_;
   int threads_;
   AlignedMemory buffers_;
   FileDescriptor file_;
@@ -158,6 +168,7 @@ void run_bench_storage(const MpiSession& session, const Config& config) {
   const DiskBuffers buffers = disk_buffers(options.shape.layer_bytes());
   options.chunk_bytes = std::min(buffers.chunk_bytes, (options.shape.layer_bytes() + 4095) / 4096 * 4096);
   options.buffers = buffers.count;
+  options.threads = buffers.threads;
   const int64_t bytes = options.shape.total_bytes();
 
   const Contents contents(options.shape.layer_bytes(), static_cast<uint64_t>(session.rank()) + 1);
@@ -167,7 +178,7 @@ void run_bench_storage(const MpiSession& session, const Config& config) {
   std::unique_ptr<DiskActivationStore> store;
   session.together([&] {
     scratch = std::make_unique<JobScratch>(options.directory, options.job, session.rank());
-    raw = std::make_unique<RawFile>(scratch->path() / "raw", bytes, options.chunk_bytes, options.threads);
+    raw = std::make_unique<RawFile>(scratch->path() / "raw", options);
     store = std::make_unique<DiskActivationStore>(options);
   });
 

@@ -186,7 +186,8 @@ std::string_view name_of(ActivationPlace place) {
 }
 
 DiskBuffers disk_buffers(int64_t layer_input_bytes) {
-  DiskBuffers buffers{kChunkBytes, 0};
+  DiskBuffers buffers;
+  buffers.chunk_bytes = kChunkBytes;
   if (layer_input_bytes < kLeastBuffers * kChunkBytes) {
     // Small layers in smaller chunks, so that several threads share one.
     const int64_t eighth = layer_input_bytes / kLeastBuffers;

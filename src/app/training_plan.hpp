@@ -43,6 +43,7 @@ struct TrainingTask {
 struct DiskBuffers {
   int64_t chunk_bytes = 0;
   int count = 0;
+  int threads = 8;  // while one copies and adds up checksums, the others keep the disk busy
   int64_t bytes() const { return chunk_bytes * count; }
 };
 DiskBuffers disk_buffers(int64_t layer_input_bytes);

@@ -91,6 +91,7 @@ std::unique_ptr<ActivationStore> make_activation_store(const MpiSession& session
     options.shape = shape;
     options.chunk_bytes = buffers.chunk_bytes;
     options.buffers = buffers.count;
+    options.threads = buffers.threads;
     store = std::make_unique<DiskActivationStore>(options);
   });
   return store;
