@@ -73,8 +73,9 @@ class TrainJob {
 
  private:
   void prepare_output();
-  void open_logs();
+  void open_log();
   void load_weights();
+  void begin_records();
   void restore();
   bool asked_to_stop();
   void step();
@@ -116,7 +117,7 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
   session.together([&] { shape_ = model_shape(config); });
   data_ = std::make_unique<TrainingData>(session, config, shape_.vocabulary);
   prepare_output();
-  open_logs();
+  open_log();
   plan_ = plan_training_job(session, config, shape_, train_.sequence_tokens, train_.accumulation,
                             Scratch::kClear);
   session.together([&] { plan_.require(); });
@@ -135,10 +136,17 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
       checkpoints_->set_files(
           model_files(weights_.config, pattern_, config.model.path, origin_config(config)));
   });
+  if (restored_)
+    session.together([&] {
+      state_ = training_state_of(restored_->manifest.job_state, settings_, restored_->folder.string(),
+                                 session.is_root() ? Say::kYes : Say::kNo);
+    });
+  // Whatever can be refused has been: what an earlier run left is touched from here on.
+  begin_records();
   if (restored_) restore();
 }
 
-// The folder is this job's alone before anything in it is touched.
+// Makes the folder this job's alone.
 void TrainJob::prepare_output() {
   const std::filesystem::path folder = config_.output.directory;
   session_.together([&] {
@@ -155,14 +163,17 @@ void TrainJob::prepare_output() {
   });
   checkpoints_ =
       std::make_unique<TrainingCheckpoints>(session_, folder, static_cast<int>(train_.checkpoint_keep));
-  if (config_.output.if_exists == IfExists::kReplace) checkpoints_->remove_all();
   if (config_.output.if_exists == IfExists::kResume) restored_ = checkpoints_->find();
 }
 
-void TrainJob::open_logs() {
-  const std::filesystem::path file = std::filesystem::path(config_.output.directory) / "metrics.jsonl";
+void TrainJob::open_log() {
   const std::unique_ptr<Engine> engine = make_cpu_engine(session_, shape_, pattern_);
   log_ = open_job_log(session_, config_, "train", threads_, *engine);
+}
+
+void TrainJob::begin_records() {
+  if (config_.output.if_exists == IfExists::kReplace) checkpoints_->remove_all();
+  const std::filesystem::path file = std::filesystem::path(config_.output.directory) / "metrics.jsonl";
   metrics_ = std::make_unique<RunLog>();
   session_.together([&] {
     if (!session_.is_root()) return;
@@ -199,10 +210,6 @@ void TrainJob::load_weights() {
 }
 
 void TrainJob::restore() {
-  session_.together([&] {
-    state_ = training_state_of(restored_->manifest.job_state, settings_, restored_->folder.string(),
-                               session_.is_root() ? Say::kYes : Say::kNo);
-  });
   std::optional<OptimizerStateReader> reader;
   session_.together([&] { reader.emplace(restored_->optimizer()); });
   restore_optimizer(session_, *reader, state_.updates, trainer_->optimizer());
@@ -335,12 +342,12 @@ void TrainJob::refuse_endless_skipping() {
   if (state_.skipped_in_a_row <= train_.most_skipped) return;
   if (checkpoints_->is_started()) checkpoints_->commit(*metrics_);  // of weights that were good
   session_.together([&] {
-    throw UserError(
-        text("loss or gradient were not finite in ", state_.skipped_in_a_row, " steps in a row, up to step ",
-             state_.step, "; what was saved before is untouched"),
-        config_.output.directory,
-        "go on from the last saved model with a smaller train.learning_rate, a longer warm-up or a "
-        "smaller train.clip");
+    throw UserError(text("loss or gradient were not finite in ", state_.skipped_in_a_row,
+                         " steps in a row, up to step ", state_.step, "; what was saved before is untouched"),
+                    config_.output.directory,
+                    "go on with output.if_exists: resume and a smaller train.learning_rate, a longer warm-up "
+                    "or a smaller "
+                    "train.clip");
   });
 }
 

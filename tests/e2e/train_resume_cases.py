@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 
 import tiny_model
+from harness import files_below
 from train_cases import TrainingCase
 
 # What a record says of the mathematics; times and memory differ from run to run.
@@ -185,21 +186,25 @@ class TrainResumed(ResumingCase):
 
     def test_of_another_job_is_refused(self):
         self.train_well(self.job)
-        before = {step: (self.checkpoint(step) / "manifest.json").read_bytes() for step in self.checkpoints()}
-        records = (self.out / "metrics.jsonl").read_text()
+        shutil.rmtree(self.checkpoint(30))  # so that there are records which a resumed job would take back
+        before = files_below(self.out)
 
         def refused(*words, **train):
             job = self.resuming({**self.job, "train": {**self.job["train"], **train}})
             self.assert_refused(self.train(job), "another training job", *words)
+            self.assert_untouched(before)
 
         refused("train.seed was 0, is 1", seed=1)
         refused("train.sequence_tokens was 160, is 120", "train.validation_share was 0.2, is 0.1", sequence_tokens=120,
                 validation_share=0.1)
         (self.dir / "text.txt").write_text("Another text. " * 400)
         refused("the training data was")
-        self.assertTrue((self.out / "metrics.jsonl").read_text().startswith(records))
-        for step, manifest in before.items():
-            self.assertEqual((self.checkpoint(step) / "manifest.json").read_bytes(), manifest)
+
+    def assert_untouched(self, before):
+        now = files_below(self.out)
+        for files in (before, now):
+            files.pop("log.jsonl", None)  # of all runs, the refused ones too
+        self.assertEqual(now, before)
 
     def test_a_run_is_not_written_over(self):
         self.train_well(self.job)
@@ -207,6 +212,11 @@ class TrainResumed(ResumingCase):
         self.assert_refused(self.train(self.job), "an earlier training run", "if_exists: resume")
         replaced = {**self.job, "train": {**self.job["train"], "steps": 5},
                     "output": {**self.job["output"], "if_exists": "replace"}}
+        before = files_below(self.out)
+        broken = self.own_model()
+        (broken / "model.safetensors").write_bytes(b"no weights")
+        self.assert_refused(self.train({**replaced, "model": {"path": str(broken)}}), "model.safetensors")
+        self.assert_untouched(before)
         self.train_well(replaced)
         self.assertEqual(self.checkpoints(), [5])
         self.assertEqual([r["step"] for r in self.metrics("step")], list(range(1, 6)))
