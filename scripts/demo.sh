@@ -1,5 +1,6 @@
 #!/bin/bash
-# From a fresh clone to answers: set-up, build, model, then the main job on two ranks, and a look at what it wrote.
+# From a fresh clone to answers: set-up, build, model, then the main job on two ranks, a look at what it wrote, and a
+# short training job.
 # `scripts/demo.sh --help` says more.
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/common.sh"
@@ -11,13 +12,17 @@ Usage: scripts/demo.sh [--set section.key=value ...]
 
 Sets up (scripts/setup.sh), fetches the model, builds build/release, then runs on two ranks
   mpirun -np 2 build/release/longhalo infer --config configs/demo.yaml
-which reads licence texts that every Debian machine has and writes results/demo. What follows on the command line
-goes to longhalo, e.g. --set generate.max_new_tokens=32. RANKS=n in the environment changes the number of ranks.
+which reads licence texts that every Debian machine has and writes results/demo, and the first steps of
+  mpirun -np 2 build/release/longhalo train --config configs/train_smollm2.yaml
+which lets the same model learn on, into results/train_smollm2 (3 GB of disk). What follows on the command line goes to
+the first of them, e.g. --set generate.max_new_tokens=32. RANKS=n in the environment changes the number of ranks,
+TRAIN_STEPS=n the steps of training (3; 0 leaves it out).
 END
     exit 0 ;;
 esac
 
 RANKS=${RANKS:-2}
+TRAIN_STEPS=${TRAIN_STEPS:-3}
 RESULTS=results/demo/results.jsonl
 
 show_results() {
@@ -51,6 +56,17 @@ for figure in records[-1]["figures"].items():
 END
 }
 
+show_training() {
+  "$PYTHON" - results/train_smollm2/metrics.jsonl <<'END'
+import json, sys
+
+keys = ("step", "cross_entropy", "perplexity", "bits_per_byte", "gradient_norm", "learning_rate", "tokens_per_second")
+for record in map(json.loads, open(sys.argv[1], encoding="utf-8")):
+    if record["event"] in ("step", "validation"):
+        print(f"  {record['event']:10} " + "  ".join(f"{key} {record[key]:.4g}" for key in keys if key in record))
+END
+}
+
 step "setting up" scripts/setup.sh
 step "fetching the model" "$PYTHON" scripts/fetch_model.py
 step "configuring build/release" cmake --preset release --log-level=WARNING
@@ -65,3 +81,13 @@ step "running ${job[*]}" "${job[@]}"
 say "$RESULTS:"
 show_results
 say "arrays (scores, embeddings) and the run's log are beside it in $(dirname "$RESULTS")"
+
+if ((TRAIN_STEPS > 0)); then
+  job=(mpirun -np "$RANKS" --oversubscribe --bind-to none
+    build/release/longhalo train --config configs/train_smollm2.yaml
+    --set train.steps="$TRAIN_STEPS" --set train.checkpoint_every=0)
+  step "running ${job[*]}" "${job[@]}"
+  say "results/train_smollm2/metrics.jsonl, losses in nats a token:"
+  show_training
+  say "the trained model, which transformers opens too, is results/train_smollm2/model"
+fi
