@@ -39,8 +39,7 @@ ExitCode run(const MpiSession& session, const CommandLine& command) {
   }
   switch (command.subcommand) {
     case Subcommand::kInfer:
-      run_infer(session, config);
-      break;
+      return run_infer(session, config);
     case Subcommand::kTrain:
       return run_train(session, config);
     case Subcommand::kTokenize:

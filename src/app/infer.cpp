@@ -12,6 +12,7 @@
 #include "app/plan.hpp"
 #include "app/records.hpp"
 #include "app/share.hpp"
+#include "app/signals.hpp"
 #include "comm/shard_plan.hpp"
 #include "core/clock.hpp"
 #include "core/log.hpp"
@@ -54,9 +55,10 @@ ResultWriter::Settings settings_by_document(const Config& config, const Inputs& 
 class InferJob {
  public:
   InferJob(const MpiSession& session, const Config& config);
-  void run();
+  ExitCode run();
 
  private:
+  bool asked_to_stop() const;
   void read_document(int64_t index);
   Work remaining_work(int64_t index) const;
   DocumentRun prefill_document(const Sequence& sequence, const Work& work,
@@ -97,14 +99,24 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
   rates_ = measured_matmul_rates(session, *engine_);
 }
 
-void InferJob::run() {
+ExitCode InferJob::run() {
   const int64_t documents = broadcast_count(session_, session_.is_root() ? inputs_->documents() : 0);
-  for (int64_t index = 0; index < documents; ++index)
-    read_document(index);
+  int64_t done = 0;
+  for (; done < documents && !asked_to_stop(); ++done)
+    read_document(done);
   session_.together([&] {
     if (session_.is_root()) results_->finish();
   });
-  if (session_.is_root()) log_info(text("done: ", config_.output.directory, "/results.jsonl"));
+  if (session_.is_root())
+    log_info(done < documents ? text("stopped by a signal after ", done, " of ", documents,
+                                     " documents; go on with output.if_exists: resume")
+                              : text("done: ", config_.output.directory, "/results.jsonl"));
+  return done < documents ? ExitCode::kRequeue : ExitCode::kDone;
+}
+
+// Between two documents: what is finished is recorded, so there is nothing else to save.
+bool InferJob::asked_to_stop() const {
+  return bits_of_ranks(session_, JobSignals::asked_to_stop() ? 1 : 0) != 0;
 }
 
 void InferJob::read_document(int64_t index) {
@@ -218,8 +230,9 @@ DocumentRun InferJob::prefill_document(const Sequence& sequence, const Work& wor
 
 }  // namespace
 
-void run_infer(const MpiSession& session, const Config& config) {
-  InferJob(session, config).run();
+ExitCode run_infer(const MpiSession& session, const Config& config) {
+  const JobSignals signals;
+  return InferJob(session, config).run();
 }
 
 }  // namespace longhalo

@@ -4,10 +4,12 @@
 
 #include "comm/mpi_session.hpp"
 #include "config/config.hpp"
+#include "core/error.hpp"
 
 namespace longhalo {
 
-/// Collective. Throws UserError or JointError for bad input.
-void run_infer(const MpiSession& session, const Config& config);
+/// Returns kRequeue when a signal asked it to stop between two documents. Collective. Throws UserError or
+/// JointError for bad input.
+ExitCode run_infer(const MpiSession& session, const Config& config);
 
 }  // namespace longhalo

@@ -65,6 +65,23 @@ class Killed(Case):
     def test_interrupted_by_keyboard(self):
         self.interrupted(lambda run, pids: run.process.send_signal(signal.SIGINT))
 
+    def test_asked_to_stop(self):
+        """The document that is being read is finished; then all ranks stop, and a resumed job does the rest."""
+        run = self.start(self.job)
+        run.wait_for(lambda: self.lines() > 0, "records")
+        os.kill(run.alive()[1], signal.SIGTERM)
+        run.wait()
+        self.assertEqual(run.code, 75, run.err)
+        self.assertEqual(run.alive(), [])
+        self.assertEqual(run.err.count("stopped by a signal after"), 1, run.err)
+        records = records_of(self.out)
+        self.assertLess(len(records), DOCUMENTS * 5)
+        self.assertEqual(len(records) % 5, 0, "whole documents")
+        resumed = self.succeed({**self.job, "output": {**self.job["output"], "if_exists": "resume"}})
+        self.assertEqual(len(resumed), DOCUMENTS * 5)
+        for key, record in records.items():
+            self.assertEqual(resumed[key], record)
+
     def test_launcher_killed(self):
         """Nobody is left to end the ranks: they notice themselves."""
         self.interrupted(lambda run, pids: run.process.kill())
