@@ -1,7 +1,9 @@
 // What a launcher, a scheduler or a user asks of a running job by signals. The handler sets a flag and
-// nothing else; the ranks agree on it at the next step or document, since a signal may reach one of them only.
+// nothing else; the ranks agree on it at the next step or document, since a signal may reach one of them
+// only.
 //   SIGTERM, SIGUSR2   save the state and stop (exit code 75)
-//   SIGUSR1            save the state and go on (infer records every document as it is done, and just goes on)
+//   SIGUSR1            save the state and go on (infer records every document as it is done, and just goes
+//   on)
 #pragma once
 
 namespace longhalo {
