@@ -49,8 +49,9 @@ void attention_backward(const AttentionGradient<float>& problem);
 /// The GPU kernel: bf16 in, dq in bf16, the gradients of keys, values and bias in fp32; head dimension 64 or
 /// 128. All pointers are device memory, 16-byte aligned, but the spans themselves; row strides are multiples
 /// of 8. Queued on `stream`; the host does not wait. The portable kernel (sm_80 and later) gives the same
-/// bits on every repeat, whatever `deterministic` says. kHopper needs compute capability 9.0; kDecode does
-/// not exist.
+/// bits on every repeat, whatever `deterministic` says; the Hopper kernel (compute capability 9.0) adds up dq
+/// in any order, or, when deterministic, makes it once more in a fixed one. Keys that no query sees, and
+/// d_out of rows that see nothing, may be anything finite. kDecode does not exist.
 void attention_backward(StreamHandle stream, const AttentionGradient<BFloat16>& problem,
                         AttentionKernel kernel = AttentionKernel::kAutomatic);
 /// Bytes of `workspace`, whatever the kernel: at most 8 * n * H * (d + 2), n rounded up to 128, and 64 MB for

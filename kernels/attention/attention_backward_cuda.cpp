@@ -1,4 +1,6 @@
 // Checks the GPU's gradient of attention, deals out its workspace and chooses the kernel.
+#include <algorithm>
+
 #include "device/device.hpp"
 #include "device/nvtx.hpp"
 #include "kernels/attention/attention_checks.hpp"
@@ -7,15 +9,21 @@
 namespace longhalo {
 namespace {
 
-// The workspace in floats, each part a multiple of four.
+int64_t rounded(int64_t floats) {
+  return (floats + 3) / 4 * 4;
+}
+
+// The workspace in floats, each part a multiple of four. Enough for any kernel.
 struct Parts {
-  explicit Parts(const Attention<BFloat16>& p)
-      : rows(p.heads * attention_backward_padded(p.queries)),
-        queries((attention_backward_queries_floats(p) + 3) / 4 * 4),
-        keys(attention_backward_keys_floats(p)) {}
+  explicit Parts(const AttentionGradient<BFloat16>& gradient)
+      : rows(gradient.forward.heads * attention_backward_padded(gradient.forward.queries)),
+        queries(rounded(attention_backward_queries_floats(gradient.forward))),
+        rest(std::max(rounded(attention_backward_keys_floats(gradient.forward)),
+                      rounded(attention_backward_hopper_floats(gradient)))) {}
   int64_t rows;  // of lse, and of D
   int64_t queries;
-  int64_t keys;
+  int64_t rest;  // of the kernel that makes dk and dv
+  int64_t floats() const { return 2 * rows + queries + rest; }
 };
 
 void check_gpu_gradient(const AttentionGradient<BFloat16>& gradient) {
@@ -36,27 +44,38 @@ void check_gpu_gradient(const AttentionGradient<BFloat16>& gradient) {
 
 int64_t attention_backward_workspace(const AttentionGradient<BFloat16>& gradient) {
   check_gpu_gradient(gradient);
-  const Parts parts(gradient.forward);
-  return (2 * parts.rows + parts.queries + parts.keys) * int64_t{sizeof(float)};
+  return Parts(gradient).floats() * int64_t{sizeof(float)};
 }
 
 void attention_backward(StreamHandle stream, const AttentionGradient<BFloat16>& gradient,
                         AttentionKernel kernel) {
   const Attention<BFloat16>& p = gradient.forward;
   check_gpu_gradient(gradient);
-  check(kernel == AttentionKernel::kAutomatic || kernel == AttentionKernel::kPortable,
-        "attention's gradient has the portable kernel");
+  const bool is_hopper = current_device_info().is_hopper();
+  if (kernel == AttentionKernel::kAutomatic)
+    kernel = is_hopper ? AttentionKernel::kHopper : AttentionKernel::kPortable;
+  check(kernel != AttentionKernel::kDecode, "attention's gradient has no kernel for decoding");
+  check(kernel == AttentionKernel::kPortable || is_hopper,
+        "the Hopper kernel runs on compute capability 9.0");
   if (p.queries == 0) return;
   check(p.lse != nullptr, "attention's gradient needs the forward pass's lse");
   check(gradient.workspace != nullptr, "attention's gradient needs its workspace");
   const NvtxRange range("attention's gradient");
-  const Parts parts(p);
+  const Parts parts(gradient);
   float* const lse_log2 = static_cast<float*>(gradient.workspace);
   float* const delta = lse_log2 + parts.rows;
   float* const queries = delta + parts.rows;
+  float* const rest = queries + parts.queries;
   attention_backward_rows(stream, gradient, lse_log2, delta);
-  attention_backward_queries(stream, gradient, lse_log2, delta, queries);
-  attention_backward_keys(stream, gradient, lse_log2, delta, queries + parts.queries);
+  if (kernel == AttentionKernel::kHopper)
+    attention_backward_hopper(stream, gradient, lse_log2, delta, rest);
+  else
+    attention_backward_keys(stream, gradient, lse_log2, delta, rest);
+  if (kernel == AttentionKernel::kHopper && !gradient.deterministic) return;
+  // The Hopper kernel has dq by sums in any order, and the bias already: here dq comes in a fixed one.
+  AttentionGradient<BFloat16> in_order = gradient;
+  if (kernel == AttentionKernel::kHopper) in_order.d_landmark_bias = nullptr;
+  attention_backward_queries(stream, in_order, lse_log2, delta, queries);
 }
 
 }  // namespace longhalo

@@ -40,6 +40,12 @@ void attention_backward_queries(StreamHandle stream, const AttentionGradient<BFl
                                 const float* lse_log2, const float* delta, float* workspace);
 int64_t attention_backward_queries_floats(const Attention<BFloat16>& problem);
 
+/// sm_90a: everything by one kernel (attention_backward_hopper.cu); dq is summed in any order. `workspace`:
+/// attention_backward_hopper_floats().
+void attention_backward_hopper(StreamHandle stream, const AttentionGradient<BFloat16>& gradient,
+                               const float* lse_log2, const float* delta, float* workspace);
+int64_t attention_backward_hopper_floats(const AttentionGradient<BFloat16>& gradient);
+
 /// to[h] += the sum over tiles of partial [tiles, H], in fp64.
 void add_bias_partials(StreamHandle stream, const float* partial, int64_t tiles, int64_t heads, float* to);
 

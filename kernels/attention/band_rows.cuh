@@ -36,8 +36,15 @@ struct RowRange {
   int begin, end;
 };
 
-/// What query position `i` sees. Both ends grow with i and doc_start. Cost: two 64-bit divisions unless the
-/// stride is 1.
+/// a / b for a >= 0, b > 0; 64-bit division is slow.
+__device__ inline int64_t divide(int64_t a, int64_t b) {
+  if (a < b) return 0;
+  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  return a / b;
+}
+
+/// What query position `i` sees. Both ends grow with i and doc_start. Cost: two divisions unless the stride
+/// is 1.
 __device__ inline RowRange visible_rows(const BandRows& rows, int64_t i, int64_t doc_start) {
   const int64_t s = rows.band.stride, near = rows.band.near, far = rows.band.far;
   const int64_t newest = i - (near > s - 1 ? near : s - 1);  // the latest first token of a segment seen
@@ -45,7 +52,7 @@ __device__ inline RowRange visible_rows(const BandRows& rows, int64_t i, int64_t
   const int64_t in_document = doc_start + s - 1;             // divided by s: the segments begun after it
   int64_t begin = oldest > in_document ? oldest : in_document;
   int64_t end = newest < 0 ? 0 : newest + s;
-  if (s > 1) begin /= s, end /= s;
+  if (s > 1) begin = divide(begin, s), end = divide(end, s);
   begin -= rows.first_key, end -= rows.first_key;
   const int64_t count = rows.count;
   end = end < 0 ? 0 : end > count ? count : end;

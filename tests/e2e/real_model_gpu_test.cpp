@@ -34,6 +34,7 @@ using test::session;
 const std::filesystem::path kText = "/usr/share/common-licenses/GPL-3";
 constexpr int64_t kTextTokens = 4001;  // a multiple of nothing
 constexpr int64_t kAnswerTokens = 64;
+constexpr double kFp8Perplexity = 0.05;  // largest relative change that is taken for rounding
 constexpr size_t kBlock = 128;  // tokens whose scores are judged together
 const AttentionPattern kPattern = AttentionPattern::window_and_landmarks(512, 64);
 constexpr const char* kPrompts[] = {
@@ -285,7 +286,8 @@ TEST_F(RealModelGpu, Fp8KeepsThePerplexity) {
   const ReadText read = read_text(session(), *engine, cpu().tokens);
   if (!session().is_root()) return;
   ASSERT_EQ(read.scores.size(), cpu().scores.size());
-  expect_perplexity("fp8", perplexity(read.scores), perplexity(cpu().scores), 0.01);
+  // docs/performance.md has what the rounding costs this small model on several texts.
+  expect_perplexity("fp8", perplexity(read.scores), perplexity(cpu().scores), kFp8Perplexity);
   // What tells fp8 from bf16: its roundings are 16 times as large.
   const std::vector<float> moved =
       difference(std::span(read.scores).subspan(1), std::span(cpu().scores).subspan(1));

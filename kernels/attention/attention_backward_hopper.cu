@@ -1,0 +1,670 @@
+// The gradient of attention over bands for Hopper (sm_90a). docs/performance.md says what each choice is
+// worth.
+//
+// A block owns 128 keys of one KV head, with the sums of dk and dv in registers, and steps through the query
+// tiles that see them, for every head of the group: nothing is summed across blocks but dq. Warp 0 of the
+// first warpgroup loads queries by TMA, warp 1 keys. Each of two consumer warpgroups owns 64 of the keys. A
+// step is, on a tile of 64 queries, five products by wgmma:
+//     S^T = K Q^T,   dP^T = V dO^T,   dV += P^T dO,   dK += dS^T Q,   dQ = dS K
+// with P^T and dS^T as registers; dQ, half of its columns a warpgroup, needs the dS of both, through shared
+// memory. It lags one step behind, so that the warpgroups need not keep step: one multiplies while the other
+// computes exponentials. dQ goes to fp32 sums in memory in the order of the registers that it comes from, and
+// a last kernel rounds these to dq.
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <vector>
+
+#include "core/error.hpp"
+#include "device/cuda_check.hpp"
+#include "device/device.hpp"
+#include "kernels/attention/attention_cuda.hpp"
+#include "kernels/attention/hopper_backward_tiles.cuh"
+#include "kernels/common/hopper.cuh"
+#include "kernels/common/mma.cuh"
+#include "kernels/common/tensor_map.hpp"
+
+namespace longhalo {
+namespace hopper_backward {
+
+// Warp 0: the queries of each step, what they see, and what the step is for the other warps. What it knows of
+// an item is read again at each step, for want of registers.
+template <class S>
+__device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, int lane) {
+  Ring at;
+  Pace pace;
+  Course& course = shared.course;
+  for (Items items(p); items.any(p); items.next(p)) {
+    __syncwarp();
+    if (lane == 0) {
+      course = course_of(p, items.item);
+      items.sliced(p) ? pace.end(p) : pace.begin_round(p, items.round());
+    }
+    __syncwarp();
+    bool more = true;
+    while (more) {
+      hopper::mbarrier_wait(&shared.q_empty[at.stage], at.phase ^ 1);
+      const int row = course.tile * kQueryTile;
+      const bool edge = row < course.full_begin || min(row + kQueryTile, p.queries) > course.full_end;
+      if (edge) {
+#pragma unroll 1
+        for (int query = lane; query < kQueryTile; query += 32)
+          shared.seen[at.stage][query] = course.seen(p, min(row + query, p.queries - 1));
+      }
+      __syncwarp();
+      if (lane == 0) {
+        uint64_t* const full = &shared.q_full[at.stage];
+        constexpr int kFloats = kQueryTile * static_cast<int>(sizeof(float));
+        const int head = course.head;
+        shared.step[at.stage] = {(edge ? kEdge : 0) | course.next(), row / kQueryTile, head, 0};
+        hopper::mbarrier_arrive_expect(full, S::kQueryBytes + 2 * kFloats);
+#pragma unroll
+        for (int part = 0; part < S::kDim / 64; ++part)
+          hopper::tma_load(shared.q[at.stage] + part * kQueryTile * 128, &p.q, part * 64, head, row, full);
+        const int64_t from = static_cast<int64_t>(head) * p.padded_queries + row;
+        hopper::bulk_load(shared.lse_log2[at.stage], p.lse_log2 + from, kFloats, full);
+        hopper::bulk_load(shared.delta[at.stage], p.delta + from, kFloats, full);
+      }
+      __syncwarp();
+      more = course.head <= course.last_head;
+      at.next<S::kQueryStages>();
+    }
+  }
+  hopper::mbarrier_wait(&shared.q_empty[at.stage], at.phase ^ 1);
+  if (lane != 0) return;
+  shared.step[at.stage].flags = kNoMore;
+  hopper::mbarrier_arrive(&shared.q_full[at.stage]);
+  pace.end(p);
+}
+
+// Warp 2: d_out of the same steps.
+template <class S>
+__device__ void produce_d_out(const Parameters& p, SharedMemory<S>& shared, int lane) {
+  Ring q, at;
+  while (true) {
+    hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
+    const Step step = shared.step[q.stage];
+    if (step.flags & kNoMore) return;
+    __syncwarp();
+    hopper::mbarrier_wait(&shared.out_empty[at.stage], at.phase ^ 1);
+    if (lane == 0) {
+      hopper::mbarrier_arrive(&shared.q_empty[q.stage]);
+      hopper::mbarrier_arrive_expect(&shared.out_full[at.stage], S::kQueryBytes);
+#pragma unroll
+      for (int part = 0; part < S::kDim / 64; ++part)
+        hopper::tma_load(shared.d_out[at.stage] + part * kQueryTile * 128, &p.d_out, part * 64, step.head,
+                         step.query_tile * kQueryTile, &shared.out_full[at.stage]);
+    }
+    __syncwarp();
+    q.next<S::kQueryStages>();
+    at.next<S::kOutStages>();
+  }
+}
+
+// Warp 1: the items, with their keys and values.
+template <class S>
+__device__ void produce_keys(const Parameters& p, SharedMemory<S>& shared, int lane) {
+  uint32_t phase = 1;
+  for (Items items(p); items.any(p); items.next(p), phase ^= 1) {
+    const Item& item = items.item;
+    hopper::mbarrier_wait(&shared.keys_empty, phase);
+    if (lane == 0) {
+      shared.item = item;
+      hopper::mbarrier_arrive_expect(&shared.keys_full, 2 * S::kKeyBytes);
+#pragma unroll
+      for (int part = 0; part < S::kDim / 64; ++part) {
+        const int offset = part * kKeyTile * 128, row = item.tile * kKeyTile;
+        hopper::tma_load(shared.k + offset, &p.band[item.band].k, part * 64, item.kv_head, row,
+                         &shared.keys_full);
+        hopper::tma_load(shared.v + offset, &p.band[item.band].v, part * 64, item.kv_head, row,
+                         &shared.keys_full);
+      }
+    }
+    __syncwarp();
+  }
+  hopper::mbarrier_wait(&shared.keys_empty, phase);
+  if (lane != 0) return;
+  shared.item.band = kNoBand;
+  hopper::mbarrier_arrive(&shared.keys_full);
+}
+
+// One consumer warpgroup. Its rows are keys, its columns queries: register 4 j + r of a thread holds key
+// row() + 8 (r / 2), query 8 j + 2 (lane % 4) + r % 2.
+template <class S>
+struct Consumer {
+  static constexpr int kDim = S::kDim;
+  static constexpr int kDqColumns = kDim / kConsumers;
+  const Parameters& p;
+  SharedMemory<S>& shared;
+  const int warpgroup, warp, lane;
+  float dk[kDim / 2], dv[kDim / 2];
+  float s[32], dp[32];
+  float narrow_dq[kDim == 128 ? 1 : kDqColumns / 2];
+  uint32_t weights[16], gradients[16];
+  Ring q, out, buffer;  // the step whose scores are made next, or were
+  int previous = 0;     // the buffer of the step before
+  uint32_t previous_phase = 0;
+
+  __device__ Consumer(const Parameters& parameters, SharedMemory<S>& memory, int group, int thread)
+      : p(parameters),
+        shared(memory),
+        warpgroup(uniform(group)),
+        warp(uniform(thread / 32)),
+        lane(thread % 32) {}
+
+  __device__ int row() const { return 64 * warpgroup + 16 * warp + lane / 4; }  // and row() + 8
+  __device__ void arrive(uint64_t* barrier) const {
+    __syncwarp();
+    if (lane == 0) hopper::mbarrier_arrive(barrier);
+  }
+
+  __device__ void multiply_transposed(float (&to)[32], const uint8_t* keys, const uint8_t* queries) const {
+    const uint64_t a = hopper::wgmma_operand(keys + warpgroup * 64 * 128, 0);
+    const uint64_t b = hopper::wgmma_operand(queries, 0);
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i)
+      hopper::wgmma_ss(to, hopper::wgmma_advance(a, i / 4 * kKeyTile * 128 + i % 4 * 32),
+                       hopper::wgmma_advance(b, i / 4 * kQueryTile * 128 + i % 4 * 32), i > 0);
+  }
+  __device__ void add_product(float (&to)[kDim / 2], const uint32_t (&left)[16], const uint8_t* queries,
+                              bool first) const {
+    const uint64_t b = hopper::wgmma_operand(queries, kQueryTile * 128);
+#pragma unroll
+    for (int i = 0; i < kQueryTile / 16; ++i) {
+      const uint32_t a[4] = {left[4 * i], left[4 * i + 1], left[4 * i + 2], left[4 * i + 3]};
+      hopper::wgmma_rs(to, a, hopper::wgmma_advance(b, i * 16 * 128), i > 0 || !first);
+    }
+  }
+
+  __device__ void start_scores() {
+    multiply_transposed(s, shared.k, shared.q[q.stage]);
+    hopper::wgmma_commit();
+  }
+  __device__ void start_weight_gradients() {
+    multiply_transposed(dp, shared.v, shared.d_out[out.stage]);
+    hopper::wgmma_commit();
+  }
+  // dQ takes the registers of dP, which is not there yet.
+  __device__ auto& dq() {
+    if constexpr (kDim == 128)
+      return dp;
+    else
+      return narrow_dq;
+  }
+  __device__ void start_dq() {
+    const uint64_t a = hopper::wgmma_operand(shared.d_scores[previous], 0);
+    const uint64_t b = hopper::wgmma_operand(
+        kDim == 128 ? shared.k + warpgroup * kKeyTile * 128 : shared.k + warpgroup * kDqColumns * 2, 0);
+#pragma unroll
+    for (int i = 0; i < kKeyTile / 16; ++i)
+      hopper::wgmma_ss_rows(dq(), hopper::wgmma_advance(a, i * 16 * 128),
+                            hopper::wgmma_advance(b, i * 16 * 128), i > 0);
+    hopper::wgmma_commit();
+  }
+  // dq of this warp to shared memory, from where send_dq() adds it to the sums, behind a fence, if it is of
+  // any step.
+  __device__ void store_dq() {
+    hopper::bulk_wait_read();
+    __syncwarp();
+    float4* const own = reinterpret_cast<float4*>(shared.dq[4 * warpgroup + warp]) + lane;
+#pragma unroll
+    for (int i = 0; i < kDqColumns / 8; ++i)
+      own[32 * i] = make_float4(dq()[4 * i], dq()[4 * i + 1], dq()[4 * i + 2], dq()[4 * i + 3]);
+  }
+  __device__ void send_dq(bool is_there, const Place& of) {
+    constexpr int kFloats = kQueryTile * kDqColumns / 4;  // of a warp
+    __syncwarp();
+    const int64_t tile = static_cast<int64_t>(of.query_tile) * p.heads + of.head;
+    hopper::bulk_add(p.dq + ((tile * kConsumers + warpgroup) * 4 + warp) * kFloats,
+                     shared.dq[4 * warpgroup + warp], kFloats * static_cast<int>(sizeof(float)),
+                     lane == 0 && is_there);
+    hopper::bulk_commit();
+  }
+
+  // Weights to zero where a query does not see a key. The gradients of these scores are zero with them.
+  __device__ void mask() {
+    const short4* seen = reinterpret_cast<const short4*>(shared.seen[q.stage]) + lane % 4;
+    const int key = row();
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const short4 two = seen[4 * j];  // of two queries: the first key that is seen, and how many
+      const unsigned from[2] = {static_cast<unsigned>(key - two.x), static_cast<unsigned>(key - two.z)};
+      const unsigned count[2] = {static_cast<unsigned>(two.y), static_cast<unsigned>(two.w)};
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        s[4 * j + r] = from[r % 2] + r / 2 * 8 < count[r % 2] ? s[4 * j + r] : 0;
+    }
+  }
+  // What belongs to this thread's queries 8 j and 8 j + 1.
+  __device__ void load_columns(const float* from, float2 (&to)[8]) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      to[j] = reinterpret_cast<const float2*>(from)[4 * j + lane % 4];
+  }
+  __device__ void scores_to_weights(const float2 (&lse)[8], float bias) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float offset[2] = {bias - lse[j].x, bias - lse[j].y};
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        s[4 * j + r] = exp2_fast(fmaf(s[4 * j + r], p.scale_log2, offset[r % 2]));
+    }
+  }
+  __device__ void weights_to_gradients(const float2 (&delta)[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        dp[4 * j + r] = s[4 * j + r] * (dp[4 * j + r] - (r % 2 == 0 ? delta[j].x : delta[j].y));
+  }
+  static __device__ void pack(const float (&from)[32], uint32_t (&to)[16]) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      to[i] = pack_bf16(from[2 * i], from[2 * i + 1]);
+  }
+  // gradients to rows [key, 64 queries] of 128 bytes, swizzled as TMA would.
+  __device__ void store_gradients() const {
+    const int key = 64 * warpgroup + 16 * warp + lane / 8 % 2 * 8 + lane % 8;
+    const uint32_t line = hopper::shared_address(shared.d_scores[buffer.stage]) + key * 128;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2)
+      hopper::store_matrices(line + ((j + lane / 16) ^ (key % 8)) * 16, gradients[2 * j],
+                             gradients[2 * j + 1], gradients[2 * j + 2], gradients[2 * j + 3]);
+  }
+
+  __device__ void add_bias(const Item& item, int head, float sum) const {
+    const BandPart& part = p.band[item.band];
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2)
+      sum += __shfl_xor_sync(0xffffffff, sum, lanes);
+    const int64_t line = part.first_bias + item.tile + (part.sliced ? item.block * part.tiles : 0);
+    if (lane == 0) p.bias[((line * kConsumerWarps) + 4 * warpgroup + warp) * p.heads + head] = sum;
+  }
+
+  __device__ void write(const Item& item) const {
+    const BandPart& part = p.band[item.band];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = item.tile * kKeyTile + row() + 8 * half;
+      if (key >= part.rows.count) continue;
+      const int64_t at_key =
+          item.block * part.block_stride + key * part.row_stride + item.kv_head * kDim + 2 * (lane % 4);
+      float* const to_k = part.dk + at_key;
+      float* const to_v = part.dv + at_key;
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j) {
+        const float k[2] = {dk[4 * j + 2 * half] * p.scale, dk[4 * j + 2 * half + 1] * p.scale};
+        const float v[2] = {dv[4 * j + 2 * half], dv[4 * j + 2 * half + 1]};
+        if (part.sliced) {
+          *reinterpret_cast<float2*>(to_k + 8 * j) = make_float2(k[0], k[1]);
+          *reinterpret_cast<float2*>(to_v + 8 * j) = make_float2(v[0], v[1]);
+        } else {  // nobody else adds here
+          hopper::add_to_global(to_k + 8 * j, k[0], k[1]);
+          hopper::add_to_global(to_v + 8 * j, v[0], v[1]);
+        }
+      }
+    }
+  }
+
+  // The warpgroups take turns at the tensor cores: 1 + w is the barrier that opens warpgroup w's turn. Else
+  // both would soon compute exponentials at the same time.
+  __device__ void wait_for_turn() const {
+    hopper::named_barrier_wait(1 + warpgroup, 2 * kWarpgroup);
+  }
+  __device__ void end_turn() const {
+    hopper::named_barrier_arrive(1 + (warpgroup + 1) % kConsumers, 2 * kWarpgroup);
+  }
+
+  // Starts dv += P^T dO and dk += dS^T Q of the step.
+  __device__ void start_key_gradients(bool first) {
+    hopper::wgmma_own(s);
+    hopper::wgmma_own(dv);
+    hopper::wgmma_own(dk);
+    hopper::wgmma_fence();
+    add_product(dv, weights, shared.d_out[out.stage], first);
+    add_product(dk, gradients, shared.q[q.stage], first);
+    hopper::wgmma_commit();
+  }
+  // Waits for them, or for all but the scores of the next step.
+  template <int kPending>
+  __device__ void finish_key_gradients(uint64_t* query_read, uint64_t* out_read) {
+    hopper::wgmma_wait<kPending>();
+    hopper::wgmma_own(dv);
+    hopper::wgmma_own(dk);
+    arrive(query_read);
+    arrive(out_read);
+  }
+  // dQ of the step before. There is none before an item's first; what is multiplied then goes nowhere.
+  __device__ void make_dq(bool first, bool in_turn) {
+    if (!first) hopper::mbarrier_wait(&shared.scored[previous], previous_phase);
+    start_dq();
+    if (in_turn) end_turn();
+    hopper::wgmma_wait<0>();
+    hopper::wgmma_own(dq());
+    store_dq();
+  }
+  __device__ void end_step() {
+    arrive(&shared.scored[buffer.stage]);
+    previous = buffer.stage, previous_phase = buffer.phase;
+    buffer.template next<S::kBuffers>();
+  }
+
+  __device__ void run() {
+    if (warpgroup == kConsumers - 1) end_turn();  // opens the first turn of warpgroup 0
+    uint32_t keys_phase = 0;
+    for (;; keys_phase ^= 1) {
+      hopper::mbarrier_wait(&shared.keys_full, keys_phase);
+      const Item item{uniform(shared.item.band), uniform(shared.item.tile), uniform(shared.item.kv_head),
+                      uniform(shared.item.block)};
+      if (item.band == kNoBand) break;
+      const bool has_bias = uniform(p.band[item.band].rows.band.stride > 1);
+      float bias = 0, bias_sum = 0;
+      hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
+      hopper::mbarrier_wait(&shared.out_full[out.stage], out.phase);
+      hopper::wgmma_own(s);
+      hopper::wgmma_own(dp);
+      hopper::wgmma_fence();
+      start_scores();
+      start_weight_gradients();
+      Place before{0, 0}, stored{0, 0};  // of the last step, and of the dq that waits to be sent
+      bool first = true, is_stored = false;
+      while (true) {
+        const Step step = shared.step[q.stage];
+        const int flags = uniform(step.flags);
+        const Place here{uniform(step.query_tile), uniform(step.head)};
+        if (has_bias && p.landmark_bias != nullptr && (first || here.head != before.head))
+          bias = p.landmark_bias[here.head] * std::numbers::log2e_v<float>;
+        float2 of_query[8];
+        load_columns(shared.lse_log2[q.stage], of_query);
+        hopper::wgmma_wait<1>();
+        hopper::wgmma_own(s);
+        scores_to_weights(of_query, bias);
+        if (flags & kEdge) mask();
+        load_columns(shared.delta[q.stage], of_query);
+        hopper::wgmma_wait<0>();
+        hopper::wgmma_own(dp);
+        weights_to_gradients(of_query);
+        if (has_bias) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i)
+            bias_sum += (dp[i] + dp[8 + i]) + (dp[16 + i] + dp[24 + i]);
+          if (flags & kHeadDone) {
+            if (p.bias != nullptr) add_bias(item, here.head, bias_sum);
+            bias_sum = 0;
+          }
+        }
+        pack(s, weights);
+        pack(dp, gradients);
+        store_gradients();
+        hopper::async_proxy_fence();  // of dq too
+        send_dq(is_stored, stored);
+        wait_for_turn();
+        start_key_gradients(first);
+        uint64_t* const query_read = &shared.q_empty[q.stage];
+        uint64_t* const out_read = &shared.out_empty[out.stage];
+        q.template next<S::kQueryStages>();
+        out.template next<S::kOutStages>();
+        if (flags & kItemDone) {
+          finish_key_gradients<0>(query_read, out_read);
+          make_dq(first, true);
+          hopper::async_proxy_fence();
+          send_dq(!first, before);
+          before = here;
+          end_step();
+          break;
+        }
+        hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
+        start_scores();
+        finish_key_gradients<1>(query_read, out_read);
+        make_dq(first, true);
+        end_step();
+        hopper::mbarrier_wait(&shared.out_full[out.stage], out.phase);
+        hopper::wgmma_own(dp);
+        hopper::wgmma_fence();
+        start_weight_gradients();
+        is_stored = !first, stored = before;
+        before = here;
+        first = false;
+      }
+      make_dq(false, false);
+      hopper::async_proxy_fence();
+      send_dq(true, before);
+      arrive(&shared.keys_empty);
+      write(item);
+    }
+    if (warpgroup == 0) wait_for_turn();  // closes the last turn
+    hopper::bulk_wait();
+  }
+};
+
+template <class S>
+__global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_constant__ Parameters p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t raw[];
+  auto& shared = *reinterpret_cast<SharedMemory<S>*>(raw);
+  if (threadIdx.x == 0) {
+    hopper::mbarrier_init(&shared.keys_full, 1);
+    hopper::mbarrier_init(&shared.keys_empty, kConsumerWarps);
+    for (int i = 0; i < S::kQueryStages; ++i) {
+      hopper::mbarrier_init(&shared.q_full[i], 1);
+      hopper::mbarrier_init(&shared.q_empty[i], kConsumerWarps + 1);  // and the warp that loads d_out
+    }
+    for (int i = 0; i < S::kOutStages; ++i) {
+      hopper::mbarrier_init(&shared.out_full[i], 1);
+      hopper::mbarrier_init(&shared.out_empty[i], kConsumerWarps);
+    }
+    for (uint64_t& barrier : shared.scored)
+      hopper::mbarrier_init(&barrier, kConsumerWarps);
+    hopper::mbarrier_init_fence();
+  }
+  __syncthreads();
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kWarpgroup) {
+    hopper::give_up_registers<kProducerRegisters>();
+    if (thread < 32)
+      produce_queries<S>(p, shared, thread);
+    else if (thread < 64)
+      produce_keys<S>(p, shared, thread - 32);
+    else if (thread < 96)
+      produce_d_out<S>(p, shared, thread - 64);
+  } else {
+    hopper::take_registers<kConsumerRegisters>();
+    Consumer<S>(p, shared, (thread - kWarpgroup) / kWarpgroup, thread % kWarpgroup).run();
+  }
+#endif
+}
+
+// The sums of one query tile and head, times the scale, to rows of dq.
+template <int kDim>
+__global__ void __launch_bounds__(kConsumers* kWarpgroup)
+    round_dq_kernel(const float* sums, int queries, int heads, float scale, __nv_bfloat16* dq) {
+  constexpr int kColumns = kDim / kConsumers, kRow = kDim + 8;
+  __shared__ __align__(16) __nv_bfloat16 tile[kQueryTile][kRow];
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int half = static_cast<int>(threadIdx.x) / kWarpgroup, lane = thread % 32;
+  const float4* from =
+      reinterpret_cast<const float4*>(sums + (static_cast<int64_t>(blockIdx.x) * kConsumers + half) *
+                                                 (kQueryTile * kColumns)) +
+      (thread / 32) * (kColumns / 8 * 32) + lane;
+  const int row = thread / 32 * 16 + lane / 4, column = half * kColumns + 2 * (lane % 4);
+#pragma unroll
+  for (int i = 0; i < kColumns / 8; ++i) {
+    const float4 x = from[i * 32];
+    *reinterpret_cast<uint32_t*>(&tile[row][column + 8 * i]) = pack_bf16(x.x * scale, x.y * scale);
+    *reinterpret_cast<uint32_t*>(&tile[row + 8][column + 8 * i]) = pack_bf16(x.z * scale, x.w * scale);
+  }
+  __syncthreads();
+  const int head = static_cast<int>(blockIdx.x) % heads;
+  const int first = static_cast<int>(blockIdx.x) / heads * kQueryTile;
+  constexpr int kPieces = kDim / 8;
+  for (int i = static_cast<int>(threadIdx.x); i < kQueryTile * kPieces; i += kConsumers * kWarpgroup) {
+    const int r = i / kPieces, piece = i % kPieces;
+    if (first + r >= queries) return;
+    *reinterpret_cast<uint4*>(dq + (static_cast<int64_t>(first + r) * heads + head) * kDim + piece * 8) =
+        *reinterpret_cast<const uint4*>(&tile[r][piece * 8]);
+  }
+}
+
+// The part of a band that some query of the problem sees.
+struct BandPlan {
+  BandKeys<BFloat16> keys;
+  BandGradient<BFloat16> to;
+  int64_t tiles = 0;
+  bool sliced = false;
+};
+
+constexpr int64_t kPaceFloats = 4;
+constexpr int64_t kBlockTiles = 32;  // of queries, at least
+
+struct Plan {
+  std::vector<BandPlan> bands;
+  int64_t blocks = 0, block_tiles = 0;  // of queries
+  // The workspace in floats, each part a multiple of 4.
+  int64_t dq = 0, partials = 0, bias_lines = 0, bias = 0;
+  int64_t floats() const { return dq + partials + bias + kPaceFloats; }
+};
+
+// Landmarks are seen by nearly all queries: their items take one block of the queries each.
+Plan plan_of(const AttentionGradient<BFloat16>& gradient) {
+  const Attention<BFloat16>& p = gradient.forward;
+  const int64_t width = p.kv_heads * p.head_dim;
+  const int64_t query_tiles = (p.queries + kQueryTile - 1) / kQueryTile;
+  Plan plan;
+  int64_t sliced_keys = 0;
+  for (size_t i = 0; i < p.bands.size(); ++i) {
+    BandPlan one{p.bands[i], gradient.d_bands[i], 0, false};
+    BandKeys<BFloat16>& keys = one.keys;
+    if (keys.row_stride == 0) keys.row_stride = width;
+    if (one.to.row_stride == 0) one.to.row_stride = width;
+    const int64_t begin = std::max(visible_keys(keys.band, p.first_query).begin, keys.first_key);
+    const int64_t end =
+        std::min(visible_keys(keys.band, p.first_query + p.queries - 1).end, keys.first_key + keys.count);
+    if (begin >= end) continue;
+    const int64_t skipped = begin - keys.first_key;
+    keys.k += skipped * keys.row_stride, keys.v += skipped * keys.row_stride;
+    one.to.dk += skipped * one.to.row_stride, one.to.dv += skipped * one.to.row_stride;
+    keys.first_key = begin, keys.count = end - begin;
+    one.tiles = (keys.count + kKeyTile - 1) / kKeyTile;
+    one.sliced = keys.band.stride > 1 && keys.band.far == kUnlimited;
+    if (one.sliced) sliced_keys += keys.count;
+    plan.bands.push_back(one);
+  }
+  std::stable_partition(plan.bands.begin(), plan.bands.end(),
+                        [](const BandPlan& one) { return !one.sliced; });
+  plan.dq = query_tiles * kQueryTile * p.heads * p.head_dim;
+  // Partial sums of many landmarks are to stay below an eighth of those of dq.
+  const int64_t least_tiles = 16 * sliced_keys * p.kv_heads / (kQueryTile * p.heads);
+  plan.block_tiles = std::min(std::max(kBlockTiles, least_tiles), query_tiles);
+  plan.blocks = (query_tiles + plan.block_tiles - 1) / plan.block_tiles;
+  plan.partials = plan.blocks * 2 * sliced_keys * width;
+  for (const BandPlan& one : plan.bands)
+    if (one.keys.band.stride > 1)
+      plan.bias_lines += one.tiles * (one.sliced ? plan.blocks : 1) * kConsumerWarps;
+  if (gradient.d_landmark_bias == nullptr) plan.bias_lines = 0;
+  plan.bias = (plan.bias_lines * p.heads + 3) / 4 * 4;
+  return plan;
+}
+
+template <int kDim>
+void launch(StreamHandle stream, const AttentionGradient<BFloat16>& gradient, const float* lse_log2,
+            const float* delta, float* workspace) {
+  using S = Shape<kDim>;
+  const Attention<BFloat16>& a = gradient.forward;
+  const Plan plan = plan_of(gradient);
+  check(a.queries < kRowLimit, "the queries of one launch fit 30 bits");
+  Parameters p;
+  p.queries = static_cast<int>(a.queries);
+  p.padded_queries = static_cast<int>(attention_backward_padded(a.queries));
+  p.query_tiles = (p.queries + kQueryTile - 1) / kQueryTile;
+  p.heads = static_cast<int>(a.heads), p.kv_heads = static_cast<int>(a.kv_heads);
+  p.group = p.heads / p.kv_heads;
+  p.first_query = a.first_query, p.doc_start = a.doc_start;
+  p.lse_log2 = lse_log2, p.delta = delta, p.landmark_bias = a.landmark_bias;
+  p.scale = a.scale, p.scale_log2 = a.scale * std::numbers::log2e_v<float>;
+  p.dq = workspace;
+  p.bias = plan.bias_lines == 0 ? nullptr : workspace + plan.dq + plan.partials;
+  p.pace = reinterpret_cast<unsigned*>(workspace + plan.dq + plan.partials + plan.bias);
+  p.q = head_rows_map(a.q, a.queries, a.heads, kDim, a.heads * kDim, kQueryTile);
+  p.d_out = head_rows_map(gradient.d_out, a.queries, a.heads, kDim, a.heads * kDim, kQueryTile);
+  p.bands = static_cast<int>(plan.bands.size());
+  p.blocks = static_cast<int>(plan.blocks), p.block_tiles = static_cast<int>(plan.block_tiles);
+  p.unsliced_bands = p.tiles_of_head = 0;
+  p.heads_first = false;
+  int64_t bias_line = 0;
+  float* partials = workspace + plan.dq;
+  for (int i = 0; i < p.bands; ++i) {
+    const BandPlan& one = plan.bands[static_cast<size_t>(i)];
+    const int64_t width = a.kv_heads * kDim, floats = one.keys.count * width;
+    check(one.keys.count < kRowLimit, "the keys of a band fit 30 bits");
+    BandPart& part = p.band[i];
+    part.rows = band_rows(one.keys, width);
+    part.k = head_rows_map(one.keys.k, one.keys.count, a.kv_heads, kDim, one.keys.row_stride, kKeyTile);
+    part.v = head_rows_map(one.keys.v, one.keys.count, a.kv_heads, kDim, one.keys.row_stride, kKeyTile);
+    part.tiles = static_cast<int>(one.tiles);
+    part.sliced = one.sliced;
+    if (!one.sliced) ++p.unsliced_bands, p.tiles_of_head += part.tiles;
+    p.heads_first = p.heads_first || (!one.sliced && one.keys.band.far == kUnlimited);
+    part.first_bias = static_cast<int>(bias_line);
+    if (one.keys.band.stride > 1) bias_line += one.tiles * (one.sliced ? plan.blocks : 1);
+    part.dk = one.sliced ? partials : one.to.dk;
+    part.dv = one.sliced ? partials + floats : one.to.dv;
+    part.row_stride = one.sliced ? width : one.to.row_stride;
+    part.block_stride = one.sliced ? 2 * floats : 0;
+    partials += plan.blocks * part.block_stride;
+  }
+  int64_t items = static_cast<int64_t>(p.tiles_of_head) * p.kv_heads;
+  check(items < kRowLimit, "the tiles of one launch fit 30 bits");
+  p.unsliced_items = static_cast<int>(items);
+  for (int block = 0; block < p.blocks; ++block)
+    for (int i = p.unsliced_bands; i < p.bands; ++i)
+      items += static_cast<int64_t>(tiles_begun(p, p.band[i], block)) * p.kv_heads;
+  check(items < kRowLimit, "the tiles of one launch fit 30 bits");
+  p.items = static_cast<int>(items);
+
+  check_cuda(
+      cudaMemsetAsync(workspace + plan.dq, 0, static_cast<size_t>(plan.partials) * sizeof(float), stream),
+      "clearing sums of blocks");
+  check_cuda(cudaMemsetAsync(p.pace, 0, kPaceFloats * sizeof(float), stream), "clearing the pace");
+  check_cuda(cudaMemsetAsync(p.dq, 0, static_cast<size_t>(plan.dq) * sizeof(float), stream), "clearing dq");
+  if (p.bias != nullptr)
+    check_cuda(cudaMemsetAsync(p.bias, 0, static_cast<size_t>(plan.bias) * sizeof(float), stream),
+               "clearing sums of the landmark bias");
+  constexpr int kSharedBytes = sizeof(SharedMemory<S>);
+  static_assert(kSharedBytes <= 227 * 1024);
+  static const cudaError_t opted_in =
+      cudaFuncSetAttribute(backward_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  check_cuda(opted_in, "asking for shared memory");
+  if (p.items > 0) {
+    const int blocks = std::min(p.items, current_device_info().multiprocessors);
+    backward_kernel<S><<<blocks, kThreads, kSharedBytes, stream>>>(p);
+    check_launch("attention_backward_hopper", stream);
+  }
+  const int64_t rounding_blocks = static_cast<int64_t>(p.query_tiles) * p.heads;
+  check(rounding_blocks <= INT32_MAX, "a grid has less than 2^31 blocks");
+  round_dq_kernel<kDim><<<static_cast<unsigned>(rounding_blocks), kConsumers * kWarpgroup, 0, stream>>>(
+      p.dq, p.queries, p.heads, p.scale, reinterpret_cast<__nv_bfloat16*>(gradient.dq));
+  check_launch("attention_backward_hopper: dq", stream);
+  for (int i = 0; i < p.bands; ++i) {
+    const BandPlan& one = plan.bands[static_cast<size_t>(i)];
+    if (one.sliced)
+      add_key_partials(stream, {p.band[i].dk, plan.blocks, one.keys.count, a.kv_heads * kDim, one.to.dk,
+                                one.to.dv, one.to.row_stride});
+  }
+  if (p.bias != nullptr)
+    add_bias_partials(stream, p.bias, plan.bias_lines, a.heads, gradient.d_landmark_bias);
+}
+
+}  // namespace hopper_backward
+
+int64_t attention_backward_hopper_floats(const AttentionGradient<BFloat16>& gradient) {
+  return hopper_backward::plan_of(gradient).floats();
+}
+
+void attention_backward_hopper(StreamHandle stream, const AttentionGradient<BFloat16>& gradient,
+                               const float* lse_log2, const float* delta, float* workspace) {
+  gradient.forward.head_dim == 128
+      ? hopper_backward::launch<128>(stream, gradient, lse_log2, delta, workspace)
+      : hopper_backward::launch<64>(stream, gradient, lse_log2, delta, workspace);
+}
+
+}  // namespace longhalo
