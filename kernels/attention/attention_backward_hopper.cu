@@ -64,6 +64,8 @@ __device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, in
         const int64_t from = static_cast<int64_t>(head) * p.padded_queries + row;
         hopper::bulk_load(shared.lse_log2[at.stage], p.lse_log2 + from, kFloats, full);
         hopper::bulk_load(shared.delta[at.stage], p.delta + from, kFloats, full);
+      } else {
+        hopper::mbarrier_arrive(&shared.q_full[at.stage]);  // for what this lane wrote
       }
       __syncwarp();
       more = course.head <= course.last_head;
@@ -71,10 +73,11 @@ __device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, in
     }
   }
   hopper::mbarrier_wait(&shared.q_empty[at.stage], at.phase ^ 1);
-  if (lane != 0) return;
-  shared.step[at.stage].flags = kNoMore;
+  if (lane == 0) {
+    shared.step[at.stage].flags = kNoMore;
+    pace.end(p);
+  }
   hopper::mbarrier_arrive(&shared.q_full[at.stage]);
-  pace.end(p);
 }
 
 // Warp 2: d_out of the same steps.
@@ -446,7 +449,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
     hopper::mbarrier_init(&shared.keys_full, 1);
     hopper::mbarrier_init(&shared.keys_empty, kConsumerWarps);
     for (int i = 0; i < S::kQueryStages; ++i) {
-      hopper::mbarrier_init(&shared.q_full[i], 1);
+      hopper::mbarrier_init(&shared.q_full[i], 32);                   // the lanes of a warp
       hopper::mbarrier_init(&shared.q_empty[i], kConsumerWarps + 1);  // and the warp that loads d_out
     }
     for (int i = 0; i < S::kOutStages; ++i) {
@@ -554,7 +557,7 @@ Plan plan_of(const AttentionGradient<BFloat16>& gradient) {
   plan.dq = query_tiles * kQueryTile * p.heads * p.head_dim;
   // Partial sums of many landmarks are to stay below an eighth of those of dq.
   const int64_t least_tiles = 16 * sliced_keys * p.kv_heads / (kQueryTile * p.heads);
-  plan.block_tiles = std::min(std::max(kBlockTiles, least_tiles), query_tiles);
+  plan.block_tiles = std::max(kBlockTiles, least_tiles);
   plan.blocks = (query_tiles + plan.block_tiles - 1) / plan.block_tiles;
   plan.partials = plan.blocks * 2 * sliced_keys * width;
   for (const BandPlan& one : plan.bands)

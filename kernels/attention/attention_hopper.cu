@@ -72,6 +72,8 @@ __device__ void produce_keys(const Parameters& p, SharedMemory<S>& shared, int l
       for (int part = 0; part < S::kDim / 64; ++part)
         hopper::tma_load(shared.q[q.stage] + part * S::kQueryTile * 128, &p.q, part * 64, head, first_query,
                          &shared.q_full[q.stage]);
+    } else {
+      hopper::mbarrier_arrive(&shared.q_full[q.stage]);  // for what this lane wrote
     }
     __syncwarp();
     Cursor at;
@@ -373,7 +375,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) hopper_kernel(const __grid_con
   constexpr int kConsumerWarps = 4 * S::kConsumers;
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kQueryStages; ++i) {
-      hopper::mbarrier_init(&shared.q_full[i], 1);
+      hopper::mbarrier_init(&shared.q_full[i], 32);                   // the lanes of a warp
       hopper::mbarrier_init(&shared.q_empty[i], kConsumerWarps + 1);  // and the warp that loads values
     }
     for (int i = 0; i < S::kKeyStages; ++i) {

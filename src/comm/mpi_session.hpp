@@ -8,6 +8,7 @@
 
 #include <mpi.h>
 
+#include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <string>
