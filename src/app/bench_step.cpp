@@ -20,8 +20,8 @@
 namespace longhalo {
 namespace {
 
-// The loss is rounded to about 1e-6, a ten-thousandth of its change; what is not linear in it adds some more.
-constexpr double kLossChange = 0.005;
+// Rounding of the loss, and what is not linear in it, are both a few thousandths of its change at most.
+constexpr double kLossChange = 0.0005;
 constexpr double kMostGradientError = 0.01;
 
 struct RandomSequence {

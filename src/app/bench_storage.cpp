@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -70,38 +71,39 @@ class RawFile {
 
   // The same bytes as the store, from where they lie.
   void write(const Contents& contents) {
-    run([&](int, int64_t offset, int64_t size) {
+    run(Order::kFirstLayerFirst, [&](int, int64_t offset, int64_t size) {
       return ::pwrite(file_.get(),
                       contents.of(static_cast<int>(offset / layer_bytes_), offset % layer_bytes_),
                       static_cast<size_t>(size), offset);
     });
   }
   void read() {
-    run([&](int thread, int64_t offset, int64_t size) {
+    run(Order::kLastLayerFirst, [&](int thread, int64_t offset, int64_t size) {
       return ::pread(file_.get(), buffer(thread).data(), static_cast<size_t>(size), offset);
     });
   }
 
  private:
+  enum class Order { kFirstLayerFirst, kLastLayerFirst };  // as the store writes and reads
   std::span<std::byte> buffer(int thread) const {
     return buffers_.span().subspan(static_cast<size_t>(thread * block_), static_cast<size_t>(block_));
   }
   // `move` moves `size` bytes at `offset` and returns how many it moved.
   template <class Move>
-  void run(const Move& move) {
+  void run(Order order, const Move& move) {
     std::atomic<int64_t> next{0};
     std::atomic<int> error{0};
     {
       std::vector<std::jthread> workers;
       for (int thread = 0; thread < threads_; ++thread) {
         workers.emplace_back([&, thread] {
-          // As the store does: a layer in blocks, the last of which may be short.
+          // A layer in blocks, the last of which may be short.
           const int64_t blocks = (layer_bytes_ + block_ - 1) / block_;
-          for (int64_t i = next++; i < bytes_ / layer_bytes_ * blocks && error == 0; i = next++) {
+          for (int64_t i = next++; i < kLayers * blocks && error == 0; i = next++) {
+            const int64_t layer = order == Order::kFirstLayerFirst ? i / blocks : kLayers - 1 - i / blocks;
             const int64_t in_layer = i % blocks * block_;
             const int64_t size = std::min(block_, layer_bytes_ - in_layer);
-            if (move(thread, i / blocks * layer_bytes_ + in_layer, size) != size)
-              error = errno == 0 ? EIO : errno;
+            if (move(thread, layer * layer_bytes_ + in_layer, size) != size) error = errno == 0 ? EIO : errno;
           }
         });
       }
@@ -153,9 +155,56 @@ double checksum_seconds(std::span<const std::byte> bytes) {
   return seconds;
 }
 
-}  // namespace
+enum Kind { kRawWrite, kStoreWrite, kRawRead, kStoreRead, kKinds };
 
-void run_bench_storage(const MpiSession& session, const Config& config) {
+struct Measured {
+  std::array<std::vector<double>, kKinds> seconds;  // of each turn, slowest rank
+  int64_t wrong_bytes = 0;
+  bool is_direct = true;
+};
+
+// One turn: a plain file and a store, both new, since where a disk puts a file decides how fast it is. They
+// are written once before the clock runs, as the first write of reserved blocks costs more than those of
+// later steps.
+void take_turn(const MpiSession& session, const DiskStoreOptions& options, const Contents& contents,
+               std::span<std::byte> into, bool raw_first, Measured& measured) {
+  std::unique_ptr<JobScratch> scratch;
+  std::unique_ptr<RawFile> raw;
+  std::unique_ptr<DiskActivationStore> store;
+  const auto make_raw = [&] { raw = std::make_unique<RawFile>(scratch->path() / "raw", options); };
+  session.together([&] {
+    scratch = std::make_unique<JobScratch>(options.directory, options.job, session.rank());
+    if (raw_first) make_raw();
+    store = std::make_unique<DiskActivationStore>(options);
+    if (!raw_first) make_raw();
+    raw->write(contents);
+    put_all(*store, contents);
+  });
+  for (int kind = 0; kind < kKinds; ++kind) {
+    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+    const Stopwatch watch;
+    session.together([&] {
+      if (kind == kRawWrite) raw->write(contents);
+      if (kind == kStoreWrite) put_all(*store, contents);
+      if (kind == kRawRead) raw->read();
+      if (kind == kStoreRead) get_all(*store, into);
+    });
+    measured.seconds[static_cast<size_t>(kind)].push_back(spread_over_ranks(session, watch.seconds()).max);
+  }
+  session.together([&] { measured.wrong_bytes += wrong_bytes(*store, contents); });
+  measured.is_direct = measured.is_direct && store->is_direct() && raw->is_direct();
+}
+
+// Of the plain file's rate in the same turn, median.
+double share(const Measured& measured, Kind raw, Kind store) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < measured.seconds[raw].size(); ++i)
+    ratios.push_back(measured.seconds[raw][i] / measured.seconds[store][i]);
+  std::sort(ratios.begin(), ratios.end());
+  return ratios[ratios.size() / 2];
+}
+
+DiskStoreOptions options_of(const MpiSession& session, const Config& config) {
   const int64_t wanted = config.bench.bytes > 0 ? config.bench.bytes : kDefaultBytes;
   const int64_t rows = std::max<int64_t>(1, wanted / kLayers / (2 * kHidden));
   DiskStoreOptions options;
@@ -169,46 +218,19 @@ void run_bench_storage(const MpiSession& session, const Config& config) {
   options.chunk_bytes = std::min(buffers.chunk_bytes, (options.shape.layer_bytes() + 4095) / 4096 * 4096);
   options.buffers = buffers.count;
   options.threads = buffers.threads;
+  return options;
+}
+
+}  // namespace
+
+void run_bench_storage(const MpiSession& session, const Config& config) {
+  const DiskStoreOptions options = options_of(session, config);
   const int64_t bytes = options.shape.total_bytes();
-
   const Contents contents(options.shape.layer_bytes(), static_cast<uint64_t>(session.rank()) + 1);
-  AlignedMemory into(options.shape.layer_bytes());
-  std::unique_ptr<JobScratch> scratch;
-  std::unique_ptr<RawFile> raw;
-  std::unique_ptr<DiskActivationStore> store;
-  session.together([&] {
-    scratch = std::make_unique<JobScratch>(options.directory, options.job, session.rank());
-    raw = std::make_unique<RawFile>(scratch->path() / "raw", options);
-    store = std::make_unique<DiskActivationStore>(options);
-  });
-
-  // In turns, so that what else uses the disk meets all alike. The first turn only warms up.
-  enum { kRawWrite, kStoreWrite, kRawRead, kStoreRead, kKinds };
-  std::vector<std::vector<double>> samples(kKinds);
-  int64_t wrong = 0;
-  for (int64_t repeat = 0; repeat <= config.bench.repeats; ++repeat) {
-    for (int kind = 0; kind < kKinds; ++kind) {
-      check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
-      const Stopwatch watch;
-      session.together([&] {
-        if (kind == kRawWrite) raw->write(contents);
-        if (kind == kStoreWrite) put_all(*store, contents);
-        if (kind == kRawRead) raw->read();
-        if (kind == kStoreRead) get_all(*store, into.span());
-      });
-      const double seconds = spread_over_ranks(session, watch.seconds()).max;
-      if (repeat > 0) samples[static_cast<size_t>(kind)].push_back(seconds);
-    }
-    session.together([&] { wrong += wrong_bytes(*store, contents); });
-  }
-  const auto share = [&](int raw_kind, int store_kind) {
-    std::vector<double> ratios;
-    for (size_t i = 0; i < static_cast<size_t>(config.bench.repeats); ++i)
-      ratios.push_back(samples[static_cast<size_t>(raw_kind)][i] /
-                       samples[static_cast<size_t>(store_kind)][i]);
-    std::sort(ratios.begin(), ratios.end());
-    return ratios[ratios.size() / 2];
-  };
+  const AlignedMemory into(options.shape.layer_bytes());
+  Measured measured;
+  for (int64_t repeat = 0; repeat < config.bench.repeats; ++repeat)
+    take_turn(session, options, contents, into.span(), repeat % 2 == 0, measured);
 
   const double all_bytes = static_cast<double>(bytes) * session.ranks();
   BenchReport report("activation store on disk");
@@ -218,23 +240,23 @@ void run_bench_storage(const MpiSession& session, const Config& config) {
   report.add("chunk_bytes", options.chunk_bytes, "B", "block of the plain file, too");
   report.add("threads", options.threads, "", "of the store, and of the plain file");
   report.add("buffers", options.buffers, "", "of the store, of a chunk each");
-  report.add("direct_io", store->is_direct() && raw->is_direct(), "", "past the page cache, both");
-  report.add("repeats", config.bench.repeats, "", "median of these, slowest rank");
+  report.add("direct_io", measured.is_direct, "", "past the page cache, both");
+  report.add("repeats", config.bench.repeats, "", "turns, each with new files; medians, slowest rank");
   BenchTable table({{"what", ""}, {"median_seconds", "s"}, {"min_seconds", "s"}, {"gb_per_second", "GB/s"}});
   constexpr const char* kNames[] = {"plain file, write", "store, checksum and write", "plain file, read",
                                     "store, read and verify"};
   for (int kind = 0; kind < kKinds; ++kind) {
-    const TimedRuns time = summary_of(samples[static_cast<size_t>(kind)]);
+    const TimedRuns time = summary_of(measured.seconds[static_cast<size_t>(kind)]);
     table.add({kNames[kind], time.median_seconds, time.min_seconds, all_bytes / time.median_seconds / 1e9});
   }
   report.add_table("rates", table, "all ranks together");
-  report.add("store_write_share", share(kRawWrite, kStoreWrite), "",
-             "of the plain file's rate beside it, median");
-  report.add("store_read_share", share(kRawRead, kStoreRead), "", "the same");
+  report.add("store_write_share", share(measured, kRawWrite, kStoreWrite), "",
+             "of the plain file's rate in the same turn, median");
+  report.add("store_read_share", share(measured, kRawRead, kStoreRead), "", "the same");
   const double checksum = spread_over_ranks(session, checksum_seconds(into.span())).max;
   report.add("checksum_gb_per_second", static_cast<double>(into.span().size()) / checksum / 1e9, "GB/s",
              "one thread, bytes in memory");
-  wrong = sum_over_ranks(session, wrong);
+  const int64_t wrong = sum_over_ranks(session, measured.wrong_bytes);
   report.add("wrong_bytes", wrong, "B", "read back and compared after every turn");
   report.publish(session, config.bench.json);
   session.together([&] { check(wrong == 0, "the store gives back what was put"); });

@@ -12,7 +12,7 @@
 namespace longhalo {
 
 /// Tokens that go through a layer at once where run.token_tile does not say.
-inline constexpr int64_t kTrainingTile = 512;
+inline constexpr int64_t kTrainingTile = 1024;
 
 /// activations.directory, else $SLURM_TMPDIR, else $TMPDIR, else /tmp.
 std::filesystem::path activations_directory(const Config& config);
