@@ -1,56 +1,67 @@
 #include "model/device_gradients.hpp"
 
-namespace longhalo {
-namespace {
+#include <algorithm>
 
-int64_t elements_of(const DeviceWeights& w) {
-  const ModelConfig& c = w.config;
-  int64_t elements = w.untied_head.size() + w.final_norm.size() + w.embedding.size();
-  for (const DeviceLayerWeights& layer : w.layers) {
-    elements += 2 * c.hidden + layer.landmark_bias.size();
-    elements += (2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn) * c.hidden;
-    for (const DeviceBuffer<float>& query : layer.landmark_query)
-      elements += query.size();
+namespace longhalo {
+
+DeviceGradients::DeviceGradients(DeviceWeights& like, int64_t layers_at_once, cudaStream_t stream)
+    : sections_(sections_of(like)) {
+  check(layers_at_once >= 1, "at least one layer's gradients have memory");
+  const ModelConfig& c = like.config;
+  const size_t last = sections_.size() - 1;
+  const auto slots = static_cast<size_t>(std::min(layers_at_once, c.layers));
+  int64_t a_layer = 0;
+  for (size_t s = 1; s < last; ++s)
+    a_layer = std::max(a_layer, sections_[s].size);
+  all_ = DeviceBuffer<float>(sections_[0].size + sections_[last].size + static_cast<int64_t>(slots) * a_layer,
+                             "gradients of weights", stream);
+  places_.push_back(all_.data());
+  float* const first_layer = all_.data() + sections_[0].size;
+  for (size_t s = 1; s < last; ++s)
+    places_.push_back(first_layer + static_cast<int64_t>((s - 1) % slots) * a_layer);
+  places_.push_back(first_layer + static_cast<int64_t>(slots) * a_layer);
+
+  for (int64_t index = 0; index < c.layers; ++index) {
+    const auto s = static_cast<size_t>(section_of_layer(c, index));
+    const std::vector<DeviceParameter>& parameters = sections_[s].parameters;
+    size_t next = 0;
+    const auto take = [&] { return places_[s] + parameters[next++].at; };
+    DeviceLayerGradients& g = layers_.emplace_back();
+    g.down = take(), g.gate_up = take(), g.mlp_norm = take(), g.o = take(), g.q = take();
+    g.landmark_bias = take();
+    for (size_t band = 0; band < like.layers[static_cast<size_t>(index)].landmark_query.size(); ++band)
+      g.landmark_query.push_back(take());
+    g.v = take(), g.k = take(), g.attention_norm = take();
+    check(next == parameters.size(), "every weight of a layer has a gradient");
   }
-  return elements;
+  embedding_ = places_[last];
+  head_ = c.tied_embeddings ? embedding_ : places_[0];
+  final_norm_ = places_[0] + sections_[0].parameters.back().at;
 }
 
-}  // namespace
-
-DeviceGradients::DeviceGradients(const DeviceWeights& like, cudaStream_t stream)
-    : all_(elements_of(like), "gradients of all weights", stream) {
-  check(like.precision == Precision::kBf16, "weights that learn are in bf16");
-  const ModelConfig& c = like.config;
-  float* at = all_.data();
-  const auto take = [&at](int64_t elements) { return std::exchange(at, at + elements); };
-  head_ = take(like.untied_head.size());
-  final_norm_ = take(c.hidden);
-  after_loss_ = at - all_.data();
-  layers_.resize(like.layers.size());
-  after_layer_.resize(like.layers.size());
-  for (size_t index = like.layers.size(); index-- > 0;) {
-    DeviceLayerGradients& g = layers_[index];
-    g.down = take(c.hidden * c.ffn);
-    g.gate_up = take(2 * c.ffn * c.hidden);
-    g.mlp_norm = take(c.hidden);
-    g.o = take(c.hidden * c.q_size());
-    g.q = take(c.q_size() * c.hidden);
-    g.landmark_bias = take(like.layers[index].landmark_bias.size());
-    for (const DeviceBuffer<float>& query : like.layers[index].landmark_query)
-      g.landmark_query.push_back(take(query.size()));
-    g.v = take(c.kv_size() * c.hidden);
-    g.k = take(c.kv_size() * c.hidden);
-    g.attention_norm = take(c.hidden);
-    after_layer_[index] = at - all_.data();
-  }
-  embedding_ = take(like.embedding.size());
-  if (c.tied_embeddings) head_ = embedding_;
-  check(at == all_.data() + all_.size(), "every weight has a gradient");
+void DeviceGradients::clear_section(int64_t index, cudaStream_t stream) {
+  check_cuda(cudaMemsetAsync(section(index), 0,
+                             static_cast<size_t>(sections_[static_cast<size_t>(index)].size) * sizeof(float),
+                             stream),
+             "clearing gradients");
 }
 
 void DeviceGradients::clear(cudaStream_t stream) {
   check_cuda(cudaMemsetAsync(all_.data(), 0, static_cast<size_t>(all_.bytes()), stream),
              "clearing gradients");
+}
+
+std::vector<float> DeviceGradients::to_host(cudaStream_t stream) {
+  std::vector<float> flat;
+  for (size_t s = 0; s < sections_.size(); ++s) {
+    std::vector<float> values(static_cast<size_t>(sections_[s].size));
+    longhalo::to_host<float>(values, places_[s], stream);
+    for (const DeviceParameter& parameter : sections_[s].parameters) {
+      check(parameter.flat == static_cast<int64_t>(flat.size()), "sections follow each other");
+      flat.insert(flat.end(), values.begin() + parameter.at, values.begin() + parameter.at + parameter.size);
+    }
+  }
+  return flat;
 }
 
 }  // namespace longhalo

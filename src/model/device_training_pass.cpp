@@ -79,23 +79,33 @@ LossSums DeviceTrainingPass::evaluate(const TrainingSequence& sequence) {
 }
 
 LossSums DeviceTrainingPass::forward_backward(const TrainingSequence& sequence, double loss_scale,
-                                              double z_loss,
-                                              const std::function<void(int64_t elements)>& ready) {
+                                              double z_loss, const SectionHooks& hooks) {
   const ModelConfig& c = weights_.config;
-  ready_ = &ready;
+  hooks_ = &hooks;
+  const int64_t embedding = c.layers + 1;
   upload(sequence);
   forward(WithGradient::kYes);
+  begin_section(0);
+  begin_section(embedding);  // it may be the head too
   const LossSums sums = loss(sequence, loss_scale, z_loss, WithGradient::kYes);
-  if (ready) ready(gradients_.done_after_loss());
+  end_section(0);
   for (int64_t first = (c.layers - 1) / every_ * every_; first >= 0; first -= every_)
     backward_group(first);
   embedding_backward(compute_, shard().size(), c.hidden, c.vocabulary, tokens_.data(), d_x_.data(),
                      gradients_.embedding(), workspace_.data());
-  if (ready) ready(gradients_.elements());
-  ready_ = nullptr;
+  end_section(embedding);
+  hooks_ = nullptr;
   check_cuda(cudaStreamSynchronize(compute_), "a training pass");
   room_.transport.check_health();
   return sums;
+}
+
+void DeviceTrainingPass::begin_section(int64_t section) {
+  if (hooks_->begin) hooks_->begin(section);
+}
+
+void DeviceTrainingPass::end_section(int64_t section) {
+  if (hooks_->done) hooks_->done(section);
 }
 
 void DeviceTrainingPass::for_tiles(TokenRange range,
@@ -163,8 +173,9 @@ void DeviceTrainingPass::backward_group(int64_t first) {
   for (int64_t index = first; index + 1 < end; ++index)
     run_layer(index, input(index).data(), input(index + 1).data());
   for (int64_t index = end; index-- > first;) {
+    begin_section(section_of_layer(weights_.config, index));
     backward_layer(index, input(index).data());
-    if (*ready_) (*ready_)(gradients_.done_after_layer(index));
+    end_section(section_of_layer(weights_.config, index));
     room_.transport.check_health();
   }
 }

@@ -34,11 +34,10 @@ class DeviceTrainingPass {
                      const DeviceTrainingOptions& options);
 
   /// Adds to the gradients: of loss_scale * (sum of cross-entropies and z-losses) over this rank's tokens.
-  /// Returns this rank's sums, when the device is done with all of it. `ready` (may be empty) is called with
-  /// the number of elements of DeviceGradients::data() that are final for work queued on the compute stream
-  /// from then on. Tokens and labels lie in the vocabulary. Collective.
+  /// Returns this rank's sums, when the device is done with all of it. Tokens and labels lie in the
+  /// vocabulary. Collective.
   LossSums forward_backward(const TrainingSequence& sequence, double loss_scale, double z_loss,
-                            const std::function<void(int64_t elements)>& ready = {});
+                            const SectionHooks& hooks = {});
   /// This rank's loss alone. Collective.
   LossSums evaluate(const TrainingSequence& sequence);
 
@@ -55,6 +54,8 @@ class DeviceTrainingPass {
   void backward_group(int64_t first);
   void backward_layer(int64_t index, const BFloat16* x);
   void attend_back(int64_t index, TokenRange queries, const BFloat16* x);
+  void begin_section(int64_t section);
+  void end_section(int64_t section);
   void pool_back(int64_t index, const BFloat16* x);
   void for_tiles(TokenRange range, const std::function<void(int64_t at, int64_t n)>& work) const;
   int64_t row(int64_t token) const { return (token - shard().begin) * weights_.config.hidden; }
@@ -79,9 +80,9 @@ class DeviceTrainingPass {
   DeviceBuffer<BFloat16> d_kv_;                   // [n, 2, H_kv, d]
   DeviceGradientReturn halo_return_;
   std::vector<std::unique_ptr<DeviceGradientReturn>> landmark_returns_;  // per strided band
-  DeviceBuffer<uint8_t> workspace_;    // of pooling's gradient and of the embedding's
-  DeviceBuffer<DeviceLossSums> sums_;  // [1]
-  const std::function<void(int64_t)>* ready_ = nullptr;
+  DeviceBuffer<uint8_t> workspace_;      // of pooling's gradient and of the embedding's
+  DeviceBuffer<DeviceLossSums> sums_;    // [1]
+  const SectionHooks* hooks_ = nullptr;  // of the backward pass that is going on
 };
 
 }  // namespace longhalo

@@ -1,0 +1,57 @@
+#include "model/device_parameters.hpp"
+
+#include <utility>
+
+namespace longhalo {
+namespace {
+
+class Lister {
+ public:
+  void begin_section() { sections_.emplace_back(); }
+  void matrix(BFloat16* values, int64_t size) { add(size, Decay::kYes, values, nullptr); }
+  void vector(DeviceBuffer<float>& values) { add(values.size(), Decay::kNo, nullptr, values.data()); }
+  std::vector<DeviceSection> take() { return std::move(sections_); }
+
+ private:
+  void add(int64_t size, Decay decay, BFloat16* matrix, float* vector) {
+    if (size == 0) return;
+    DeviceSection& section = sections_.back();
+    section.parameters.push_back({flat_, section.size, size, decay, matrix, vector});
+    section.size += (size + 7) / 8 * 8;
+    flat_ += size;
+  }
+  std::vector<DeviceSection> sections_;
+  int64_t flat_ = 0;
+};
+
+}  // namespace
+
+std::vector<DeviceSection> sections_of(DeviceWeights& weights) {
+  check(weights.precision == Precision::kBf16, "weights that learn are in bf16");
+  const ModelConfig& c = weights.config;
+  Lister list;
+  list.begin_section();
+  list.matrix(weights.untied_head.data(), weights.untied_head.size());
+  list.vector(weights.final_norm);
+  for (size_t index = weights.layers.size(); index-- > 0;) {
+    DeviceLayerWeights& w = weights.layers[index];
+    const int64_t one = c.kv_size() * c.hidden;
+    list.begin_section();
+    list.matrix(w.down.bf16.data(), w.down.bf16.size());
+    list.matrix(w.gate_up.bf16.data(), w.gate_up.bf16.size());
+    list.vector(w.mlp_norm);
+    list.matrix(w.o.bf16.data(), w.o.bf16.size());
+    list.matrix(w.q.bf16.data(), w.q.bf16.size());
+    list.vector(w.landmark_bias);
+    for (DeviceBuffer<float>& query : w.landmark_query)
+      list.vector(query);
+    list.matrix(w.kv.bf16.data() + one, one);  // values
+    list.matrix(w.kv.bf16.data(), one);
+    list.vector(w.attention_norm);
+  }
+  list.begin_section();
+  list.matrix(weights.embedding.data(), weights.embedding.size());
+  return list.take();
+}
+
+}  // namespace longhalo
