@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kSmallestTile = 64;
 constexpr int kMostRanks = 1 << 16;
-constexpr int64_t kChunkBytes = int64_t{8} << 20;
-constexpr int64_t kLeastBuffers = 8, kMostBuffers = 64;
+constexpr int64_t kChunkBytes = int64_t{2} << 20;
+constexpr int64_t kLeastBuffers = 8, kMostBuffers = 256;
 // HDF5's own structures, checksums, and each layer's beginning at a block.
 constexpr int64_t kFileOverhead = int64_t{1} << 20;
 

@@ -190,7 +190,7 @@ TEST(DiskBuffers, HoldTwoLayersWithinBounds) {
     const DiskBuffers buffers = disk_buffers(layer);
     EXPECT_EQ(buffers.chunk_bytes % 4096, 0);
     EXPECT_GE(buffers.count, 8);
-    EXPECT_LE(buffers.count, 64);
+    EXPECT_LE(buffers.count, 256);
     EXPECT_LE(buffers.bytes(), int64_t{512} << 20);
     if (layer <= 200'000'000) {
       EXPECT_GE(buffers.bytes(), 2 * layer);
