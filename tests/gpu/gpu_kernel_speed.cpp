@@ -8,13 +8,17 @@
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/error.hpp"
 #include "core/text.hpp"
 #include "device/device.hpp"
 #include "device/device_buffer.hpp"
+#include "kernels/adamw/adamw_step.hpp"
 #include "kernels/chunk_sums/chunk_sums.hpp"
+#include "kernels/cross_entropy/cross_entropy.hpp"
+#include "kernels/elementwise/elementwise.hpp"
 #include "kernels/embedding/embedding.hpp"
 #include "kernels/finite/first_not_finite.hpp"
 #include "kernels/landmark_pool/rotate_and_pool.hpp"
@@ -63,9 +67,15 @@ class Bench {
     pooling(1048576, {2048}, query.data());
     append();
     logits(1024, 128256);
+    row_gradients(16384, 4096, 14336);
+    pooling_gradient(262144, {2048});
+    pooling_gradient(262144, {64, 2048});
+    loss(2048, 128256);
+    parameters(int64_t{1} << 28);
     std::printf("\n%-44s %12s %12s %8s\n", "matrix product [m, out, in]", "microseconds", "TFLOP/s",
                 "of best");
     products(16384);
+    product_gradients(16384);
     for (const auto& line : lines_)
       std::printf("%-44s %12.1f %12.1f %7.1f%%\n", line.name.c_str(), line.seconds * 1e6, line.rate,
                   100 * line.rate / (line.fp8 ? best_fp8_ : best_bf16_));
@@ -206,6 +216,119 @@ class Bench {
            });
     report(text("argmax [", vocabulary, "]"), 4.0 * static_cast<double>(vocabulary),
            [&](int t) { argmax(stream_, vocabulary, x.data() + t * (n / 2) * vocabulary, index.data()); });
+  }
+
+  void row_gradients(int64_t n, int64_t d, int64_t f) {
+    const std::string shape = text(" [", n, ", ", d, "]");
+    const double all = static_cast<double>(n * d);
+    {
+      DeviceBuffer<BFloat16> x[2] = {random(n * d), random(n * d)}, d_out = random(n * d), dx = random(n * d);
+      DeviceBuffer<float> weight = zeros(d), d_weight = zeros(d);
+      DeviceBuffer<uint8_t> workspace(rmsnorm_backward_workspace(n, d), "workspace", stream_);
+      report("rmsnorm's gradient" + shape, 8 * all, [&](int t) {
+        rmsnorm_backward(stream_, n, d, x[t].data(), weight.data(), 1e-5F, d_out.data(), dx.data(),
+                         d_weight.data(), workspace.data());
+      });
+    }
+    {
+      constexpr int64_t kVocabulary = 32768;
+      std::vector<int32_t> tokens;  // every fourth the same: a space
+      for (int64_t i = 0; i < n; ++i)
+        tokens.push_back(static_cast<int32_t>(i % 4 == 0 ? 32 : i * 7919 % kVocabulary));
+      const auto chosen = to_device<int32_t>(tokens, "tokens", stream_);
+      DeviceBuffer<BFloat16> dx[2] = {random(n * d), random(n * d)};
+      DeviceBuffer<float> table = zeros(kVocabulary * d);
+      DeviceBuffer<uint8_t> workspace(embedding_backward_workspace(n, d), "workspace", stream_);
+      report("embedding's gradient" + shape, 2 * all + 8 * 0.75 * all, [&](int t) {
+        embedding_backward(stream_, n, d, kVocabulary, chosen.data(), dx[t].data(), table.data(),
+                           workspace.data());
+      });
+    }
+    DeviceBuffer<BFloat16> gate_up[2] = {random(n * 2 * f), random(n * 2 * f)}, d_out = random(n * f),
+                           d_gate_up = random(n * 2 * f), out = random(n * f);
+    report(text("swiglu's gradient, and out [", n, ", ", f, "]"), 12 * static_cast<double>(n * f),
+           [&](int t) {
+             swiglu_backward(stream_, n, f, gate_up[t].data(), d_out.data(), d_gate_up.data(), out.data());
+           });
+  }
+
+  void pooling_gradient(int64_t n, const std::vector<int64_t>& strides) {
+    DeviceBuffer<BFloat16> kv[2] = {random(n * kRow), random(n * kRow)}, d_kv = random(n * kRow);
+    DeviceBuffer<float> d_rotated = zeros(n * kRow), query = zeros(kRow / 2), d_query = zeros(kRow / 2);
+    std::vector<DeviceBuffer<BFloat16>> landmarks;
+    std::vector<DeviceBuffer<float>> others;
+    std::vector<PoolGradient> bands;
+    std::string name = text("rotate and pool's gradient [", n, "] by");
+    for (int64_t stride : strides) {
+      landmarks.push_back(random(n / stride * kRow));
+      others.push_back(zeros(n / stride * kKvHeads));
+      others.push_back(zeros(n / stride * kRow));
+      bands.push_back({stride, query.data(), landmarks.back().data(), others[others.size() - 2].data(),
+                       others.back().data(), d_query.data()});
+      name += text(" ", stride);
+    }
+    const RotateAndPoolBackward keys{kKvHeads, kHeadDim, frequencies(), bands};
+    DeviceBuffer<uint8_t> workspace(rotate_and_pool_backward_workspace(keys, n), "workspace", stream_);
+    report(name, 8.0 * static_cast<double>(n * kRow), [&](int t) {
+      rotate_and_pool_backward(stream_, keys, n, 0, kv[t].data(), d_rotated.data(), d_kv.data(),
+                               workspace.data());
+    });
+  }
+
+  void loss(int64_t n, int64_t vocabulary) {
+    DeviceBuffer<float> logits[2] = {zeros(n * vocabulary), zeros(n * vocabulary)};
+    DeviceBuffer<BFloat16> d_logits = random(n * vocabulary);
+    DeviceBuffer<DeviceLossSums> sums(1, "loss", stream_);
+    DeviceBuffer<uint8_t> workspace(8 * n, "workspace", stream_);
+    const auto labels =
+        to_device<int32_t>(std::vector<int32_t>(static_cast<size_t>(n), 5), "labels", stream_);
+    report(text("cross-entropy and gradient [", n, ", ", vocabulary, "]"),
+           10 * static_cast<double>(n * vocabulary), [&](int t) {
+             cross_entropy_rows(stream_, n, vocabulary, logits[t].data(), labels.data(), 0, 1,
+                                d_logits.data(), vocabulary, sums.data(), workspace.data());
+           });
+  }
+
+  void parameters(int64_t n) {
+    DeviceBuffer<float> gradients = zeros(n), weights = zeros(n), m = zeros(n), v = zeros(n);
+    DeviceBuffer<BFloat16> rounded = random(n);
+    DeviceBuffer<double> norm(1, "norm", stream_);
+    DeviceBuffer<uint8_t> workspace(kSquaredNormBytes, "workspace", stream_);
+    const double all = static_cast<double>(n);
+    const std::string shape = text(" of ", n, " parameters");
+    AdamWStep step;
+    report("adamw" + shape, 30 * all, [&](int) {
+      adamw_step(stream_, step, n, gradients.data(), weights.data(), m.data(), v.data(), rounded.data());
+    });
+    report("squared norm" + shape, 4 * all, [&](int t) {
+      squared_norm(stream_, n, (t == 0 ? weights : m).data(), norm.data(), workspace.data());
+    });
+    report("add" + shape, 12 * all, [&](int) { add(stream_, n, m.data(), v.data()); });
+    report("fp32 to bf16" + shape, 6 * all, [&](int) { convert(stream_, n, m.data(), rounded.data()); });
+  }
+
+  void product_gradients(int64_t m) {
+    for (const auto& [name, out, in] : {std::tuple{"q", int64_t{4096}, int64_t{4096}},
+                                        std::tuple{"gate and up", int64_t{28672}, int64_t{4096}},
+                                        std::tuple{"down", int64_t{4096}, int64_t{14336}}}) {
+      DeviceBuffer<BFloat16> dc[2] = {random(m * out), random(m * out)}, a = random(m * in),
+                             w = random(out * in), da = random(m * in);
+      DeviceBuffer<float> dw = zeros(out * in);
+      const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(out) * static_cast<double>(in);
+      const auto add_line = [&, name = name, out = out, in = in](const char* what,
+                                                                 const std::function<void(int)>& work) {
+        work(0);  // chooses
+        const double seconds = median_seconds(stream_, work), rate = flops / seconds * 1e-12;
+        best_bf16_ = std::max(best_bf16_, rate);
+        lines_.push_back({text(what, " of ", name, " [", m, ", ", out, ", ", in, "]"), seconds, rate, false});
+      };
+      add_line("da", [&, out = out, in = in](int t) {
+        matmul_.input_gradient(m, out, in, dc[t].data(), w.data(), da.data());
+      });
+      add_line("dW, added", [&, out = out, in = in](int t) {
+        matmul_.weight_gradient(m, out, in, dc[t].data(), a.data(), dw.data());
+      });
+    }
   }
 
   void products(int64_t m) {
