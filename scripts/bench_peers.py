@@ -38,6 +38,9 @@ def parse_arguments():
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--dense-tokens", type=int, default=16384, help="length for dense causal attention")
     parser.add_argument("--repeats", type=int, default=10, help="timed samples")
+    parser.add_argument("--autotune", action="store_true",
+                        help="let FlexAttention try all its block sizes, which takes minutes")
+    parser.add_argument("--backward", action="store_true", help="measure the gradients, too")
     parser.add_argument("--json", help="write the result as JSON to this file")
     arguments = parser.parse_args()
     if arguments.tokens % BLOCK or arguments.tokens < BLOCK:
@@ -170,6 +173,23 @@ class Bench:
         target = torch.empty_like(source)
         return matmul, 2 * COPY_BYTES / timed(torch, 7, lambda: target.copy_(source))[0]
 
+    def rows(self, name, work, arrays, flops, visible):
+        """Forward and, if wanted, backward: five products a visible pair instead of two."""
+        forward = self.row(name, work, arrays, flops, visible)
+        if not self.arguments.backward:
+            return [forward]
+        for array in arrays:
+            array.requires_grad_(True)
+        out = work()
+        gradient = self.torch.randn_like(out)
+
+        def back():
+            self.torch.autograd.grad(out, arrays, gradient, retain_graph=True)
+
+        median, smallest = timed(self.torch, self.arguments.repeats, back)
+        return [forward, {"kernel": f"{name} backward", "median_seconds": median, "min_seconds": smallest,
+                          "useful_tflops": 2.5 * flops / median / 1e12, "moved_bytes": 0, "relative_error": None}]
+
     def row(self, name, work, arrays, flops, visible):
         q, k, v = arrays
         median, smallest = timed(self.torch, self.arguments.repeats, work)
@@ -182,13 +202,14 @@ class Bench:
         torch, a = self.torch, self.arguments
         arrays = self.arrays(pattern.tokens, pattern.tokens + pattern.padded)
         mask = pattern.block_mask(torch, self.device)
-        compiled = torch.compile(flex_attention, dynamic=False, mode="max-autotune-no-cudagraphs")
+        mode = "max-autotune-no-cudagraphs" if a.autotune else None
+        compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
 
         def work():
             return compiled(*arrays, block_mask=mask, enable_gqa=a.heads != a.kv_heads)
 
         flops = 4 * a.head_dim * a.heads * pattern.pairs()
-        return self.row("flex_attention", work, arrays, flops, pattern.visible)
+        return self.rows("flex_attention", work, arrays, flops, pattern.visible)
 
     def dense(self, name):
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -211,7 +232,7 @@ class Bench:
             return attend(k, v)
 
         flops = 4 * a.head_dim * a.heads * (tokens * (tokens + 1) // 2)
-        return self.row(f"sdpa_{name}", work, (q, k, v), flops, lambda i: list(range(i + 1)))
+        return self.rows(f"sdpa_{name}", work, (q, k, v), flops, lambda i: list(range(i + 1)))
 
 
 def shares(rows, matmul, copy):
@@ -231,13 +252,13 @@ def measure(torch, arguments):
                                ("sdpa_cudnn", lambda: bench.dense("cudnn"), dense),
                                ("sdpa_flash", lambda: bench.dense("flash"), dense)):
         try:
-            results.append(job())
+            results.extend(job())
         except (RuntimeError, ImportError) as error:  # a backend that this PyTorch or GPU has not
             refused[f"no_{name}"] = str(error).splitlines()[0]
         torch.cuda.empty_cache()
     matmul, copy = ((a + b) / 2 for a, b in zip(first, bench.rates()))
     result = {
-        "benchmark": "attention forward, bf16, PyTorch", "torch": torch.__version__,
+        "benchmark": "attention, bf16, PyTorch", "torch": torch.__version__,
         "device": torch.cuda.get_device_name(), "tokens": arguments.tokens, "first_query": 0, "heads": arguments.heads,
         "kv_heads": arguments.kv_heads, "head_dim": arguments.head_dim, "bands": pattern.describe(), "ranks": 1,
         "repeats": arguments.repeats,

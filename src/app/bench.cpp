@@ -44,7 +44,8 @@ std::vector<Benchmark> make_benchmarks() {
                   {"--kv-heads", "bench.kv_heads", "Key/value heads"},
                   {"--head-dim", "bench.head_dim", "Head dimension"},
                   {"--first-query", "bench.first_query", "Position of the first query"},
-                  {"--kernel", "bench.kernel", "auto, hopper, portable or all, on CUDA"}},
+                  {"--kernel", "bench.kernel", "auto, hopper, portable or all, on CUDA"},
+                  {"--backward", "bench.backward", "true: the gradient too, on CUDA"}},
                  run_bench_attention_cpu,
                  IN_CUDA_BUILD(run_bench_attention_cuda)});
   all.push_back({Subcommand::kBenchCopy,

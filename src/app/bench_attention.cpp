@@ -95,6 +95,11 @@ void run_bench_attention_cpu(const MpiSession& session, const Config& config) {
   const int threads = use_threads(session, config);
   const AttentionPattern pattern = attention_pattern(config);
   const Config::Bench& bench = config.bench;
+  session.together([&] {
+    if (bench.backward)
+      throw UserError("the gradient is measured on CUDA only", "bench.backward",
+                      "set run.device: cuda, or leave --backward out");
+  });
   Setup setup(bench, pattern);
 
   const auto poison = [&] {

@@ -5,6 +5,7 @@
 
 #include "app/attention_check.hpp"
 #include "app/bench.hpp"
+#include "app/bench_attention_gradient.hpp"
 #include "app/bench_report.hpp"
 #include "app/device_setup.hpp"
 #include "app/device_timer.hpp"
@@ -20,7 +21,8 @@ namespace longhalo {
 namespace {
 
 constexpr double kMostError = 5e-3;  // bf16 in and out: 2^-9 a rounding, of probabilities and of results
-constexpr int64_t kSamples = 64;     // rows that are checked
+constexpr double kMostGradientError = 1e-2;
+constexpr int64_t kSamples = 64;           // rows that are checked
 constexpr int64_t kSampledKeys = 1 << 20;  // at most this many keys are read for them, or so, but
 constexpr int64_t kLeastSamples = 8;
 
@@ -188,6 +190,37 @@ std::vector<NamedKernel> chosen_kernels(const Config::Bench& bench, const Device
   return all;
 }
 
+// What is timed, in useful work, and how far from right it is.
+struct Measured {
+  std::string name;
+  double flops;
+  TimedRuns times;
+  double error;
+};
+
+// Five products a visible pair instead of two.
+constexpr double kGradientWork = 2.5;
+
+void measure_gradient(const MpiSession& session, const Config::Bench& bench, cudaStream_t stream,
+                      const Setup& setup, const std::vector<NamedKernel>& kernels, double forward_flops,
+                      std::vector<Measured>& measured) {
+  AttentionGradientRun gradient(stream, setup.problem(0));
+  const auto measure = [&](const NamedKernel& one, bool deterministic, const char* name) {
+    const double error =
+        spread_over_ranks(session, gradient.difference_from_portable(one.kernel, deterministic)).max;
+    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+    const TimedRuns times =
+        time_on_device(stream, bench.repeats, [&](int64_t) { gradient.run(one.kernel, deterministic); });
+    measured.push_back({text(one.name, name), kGradientWork * forward_flops, times, error});
+  };
+  for (const NamedKernel& one : kernels) {
+    if (one.kernel == AttentionKernel::kDecode) continue;
+    const bool is_hopper = one.kernel == AttentionKernel::kHopper;
+    measure(one, !is_hopper, " backward");
+    if (is_hopper) measure(one, true, " backward, deterministic");
+  }
+}
+
 }  // namespace
 
 void run_bench_attention_cuda(const MpiSession& session, const Config& config) {
@@ -209,18 +242,20 @@ void run_bench_attention_cuda(const MpiSession& session, const Config& config) {
   const auto moved = static_cast<double>(setup->bytes_moved());
 
   const GpuRates before = measure_gpu_rates(*device);
-  std::vector<TimedRuns> times;
-  std::vector<double> errors;
+  std::vector<Measured> measured;
   for (const NamedKernel& one : kernels) {
     check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
-    times.push_back(time_on_device(device->compute(), bench.repeats, [&](int64_t run) {
+    const TimedRuns times = time_on_device(device->compute(), bench.repeats, [&](int64_t run) {
       attention_forward(device->compute(), setup->problem(run), one.kernel);
-    }));
-    errors.push_back(spread_over_ranks(session, setup->checked_error(one.kernel)).max);
+    });
+    measured.push_back(
+        {one.name, flops, times, spread_over_ranks(session, setup->checked_error(one.kernel)).max});
   }
+  const auto forward_count = static_cast<std::ptrdiff_t>(measured.size());
+  if (bench.backward) measure_gradient(session, bench, device->compute(), *setup, kernels, flops, measured);
   const GpuRates rates = mean_of(before, measure_gpu_rates(*device));
 
-  BenchReport report("attention forward, bf16, CUDA");
+  BenchReport report("attention, bf16, CUDA");
   report.add("device", device->info().name);
   report.add("tokens", bench.tokens);
   report.add("first_query", bench.first_query, "", "position of the first token");
@@ -230,7 +265,7 @@ void run_bench_attention_cuda(const MpiSession& session, const Config& config) {
   report.add("bands", pattern.describe(), "", "{stride, near, far}");
   report.add("ranks", session.ranks(), "", "each runs the whole problem at the same time");
   report.add("repeats", bench.repeats, "", "median of these");
-  report.add("useful_tflop", flops / 1e12, "TFLOP", "4 d a visible pair and query head");
+  report.add("useful_tflop", flops / 1e12, "TFLOP", "4 d a visible pair and query head; backward 10 d");
   BenchTable table({{"kernel", ""},
                     {"median_seconds", "s"},
                     {"min_seconds", "s"},
@@ -240,17 +275,22 @@ void run_bench_attention_cuda(const MpiSession& session, const Config& config) {
                     {"relative_error", ""}});
   const double matmul = spread_over_ranks(session, rates.matmul_flops).mean;
   const double copy = spread_over_ranks(session, rates.copy_bytes_per_second).mean;
-  for (size_t i = 0; i < kernels.size(); ++i) {
-    const double median = spread_over_ranks(session, times[i].median_seconds).mean;
-    table.add({kernels[i].name, median, spread_over_ranks(session, times[i].min_seconds).min,
-               flops / median / 1e12, 100 * flops / median / matmul, 100 * moved / median / copy, errors[i]});
+  for (const Measured& one : measured) {
+    const double median = spread_over_ranks(session, one.times.median_seconds).mean;
+    const bool is_forward = one.flops == flops;
+    table.add({one.name, median, spread_over_ranks(session, one.times.min_seconds).min,
+               one.flops / median / 1e12, 100 * one.flops / median / matmul,
+               is_forward ? nlohmann::json(100 * moved / median / copy) : nlohmann::json(), one.error});
   }
-  report.add_table("kernels", table, "shares of the two rates below; error of sampled rows against fp64");
+  report.add_table("kernels", table,
+                   "shares of the two rates below; error of sampled rows: forward against fp64, backward "
+                   "against the portable kernel");
   report_rates(report, session, rates);
   report.publish(session, bench.json);
   session.together([&] {
-    for (const double error : errors)
-      check(error <= kMostError, "the attention that was timed is right within 5e-3");
+    for (std::ptrdiff_t i = 0; i < std::ssize(measured); ++i)
+      check(measured[static_cast<size_t>(i)].error <= (i < forward_count ? kMostError : kMostGradientError),
+            "the attention that was timed is right");
   });
 }
 

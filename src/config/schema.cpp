@@ -239,6 +239,8 @@ ConfigSchema make_schema() {
   all.keys.push_back(
       key("bench.kernel", Choice<KernelSetting>{{"auto", "hopper", "portable", "all"}}, FIELD(bench.kernel),
           "Attention kernel on CUDA: auto is the fastest that the GPU has, all each in turn."));
+  all.keys.push_back(key("bench.backward", Switch{}, FIELD(bench.backward),
+                         "The attention benchmark measures the gradient too, on CUDA."));
   all.keys.push_back(key("bench.outputs", whole(0, 1 << 22), FIELD(bench.outputs),
                          "Outputs of the one matrix product to measure; 0 is the products of an 8B layer."));
   all.keys.push_back(key("bench.inputs", whole(0, 1 << 22), FIELD(bench.inputs),
