@@ -11,7 +11,7 @@ DeviceTrainer::DeviceTrainer(const DeviceRoom& room, const MpiSession& session, 
     : session_(session),
       options_(options),
       gradients_(weights, kLayersAtOnce, room.device.compute()),
-      pass_(room, weights, gradients_, pattern, shards, options.pass),
+      pass_(room, session, weights, gradients_, pattern, shards, options.pass),
       optimizer_(room, session, gradients_, options.adamw) {}
 
 StepResult DeviceTrainer::step(int64_t number, std::span<const TrainingSequence> sequences) {

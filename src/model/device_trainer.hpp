@@ -25,7 +25,8 @@ class DeviceTrainer {
                 const AttentionPattern& pattern, const ShardPlan& shards,
                 const DeviceTrainerOptions& options);
 
-  /// Step `number` (1 is the first) on whole sequences of the shard plan's length. Collective.
+  /// Step `number` (1 is the first) on whole sequences of the shard plan's length. Throws JointError where
+  /// the activation store fails on a rank. Collective.
   StepResult step(int64_t number, std::span<const TrainingSequence> sequences);
   /// Mean cross-entropy over the counted tokens, nats. Collective.
   double validate(std::span<const TrainingSequence> sequences);

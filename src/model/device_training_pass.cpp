@@ -20,9 +20,10 @@ int64_t shard_size(const ShardPlan& shards, const DeviceRoom& room) {
 
 }  // namespace
 
-DeviceTrainingPass::DeviceTrainingPass(const DeviceRoom& room, const DeviceWeights& weights,
-                                       DeviceGradients& gradients, const AttentionPattern& pattern,
-                                       const ShardPlan& shards, const DeviceTrainingOptions& options)
+DeviceTrainingPass::DeviceTrainingPass(const DeviceRoom& room, const MpiSession& session,
+                                       const DeviceWeights& weights, DeviceGradients& gradients,
+                                       const AttentionPattern& pattern, const ShardPlan& shards,
+                                       const DeviceTrainingOptions& options)
     : room_(room),
       weights_(weights),
       gradients_(gradients),
@@ -46,7 +47,10 @@ DeviceTrainingPass::DeviceTrainingPass(const DeviceRoom& room, const DeviceWeigh
   next_ = DeviceBuffer<BFloat16>(n * c.hidden, "the output of a layer", compute_);
   d_x_ = DeviceBuffer<BFloat16>(n * c.hidden, "gradients of the residual stream", compute_);
   d_normed_ = DeviceBuffer<BFloat16>(n * c.hidden, "gradients of normed activations", compute_);
-  for (int64_t layer = 0; layer < layers; layer += every_)
+  if (options.store != nullptr)
+    stored_ = std::make_unique<DeviceStoredInputs>(session, *options.store, room.device,
+                                                   device_stored_inputs_shape(layers, n, c.hidden, every_));
+  for (int64_t layer = 0; layer < layers && stored_ == nullptr; layer += every_)
     kept_.emplace_back(n * c.hidden, "the input of a layer", compute_);
   for (int64_t layer = 1; layer < std::min(every_, layers); ++layer)
     inputs_.emplace_back(n * c.hidden, "the input of a layer", compute_);
@@ -136,13 +140,20 @@ void DeviceTrainingPass::forward(WithGradient with_gradient) {
   const ModelConfig& c = weights_.config;
   if (!shard().empty()) layer_.embed(shard().size(), tokens_.data(), residual_.data());
   for (int64_t index = 0; index < c.layers; ++index) {
-    if (with_gradient == WithGradient::kYes && index % every_ == 0 && !shard().empty())
+    const bool keeps = with_gradient == WithGradient::kYes && index % every_ == 0;
+    if (keeps && stored_ == nullptr && !shard().empty())
       copy_async(kept_[static_cast<size_t>(index / every_)].data(), residual_.data(), residual_.size(),
                  compute_);
+    if (stored_ != nullptr) {
+      stored_->finish_put();  // this layer's output goes where the last one's input is
+      if (keeps) stored_->mark();
+    }
     run_layer(index, residual_.data(), next_.data());
+    if (stored_ != nullptr && keeps) stored_->put(index, residual_.data());
     std::swap(residual_, next_);
     room_.transport.check_health();
   }
+  if (with_gradient == WithGradient::kYes && stored_ != nullptr) stored_->turn();
 }
 
 void DeviceTrainingPass::run_layer(int64_t index, const BFloat16* x, BFloat16* x_out) {
@@ -166,15 +177,16 @@ void DeviceTrainingPass::run_layer(int64_t index, const BFloat16* x, BFloat16* x
 // The layers from `first` on whose inputs hang on the one that was kept.
 void DeviceTrainingPass::backward_group(int64_t first) {
   const int64_t end = std::min(first + every_, weights_.config.layers);
-  const auto input = [&](int64_t index) -> DeviceBuffer<BFloat16>& {
-    return index == first ? kept_[static_cast<size_t>(first / every_)]
-                          : inputs_[static_cast<size_t>(index - first - 1)];
+  const BFloat16* const kept =
+      stored_ != nullptr ? stored_->take(first) : kept_[static_cast<size_t>(first / every_)].data();
+  const auto input = [&](int64_t index) {
+    return index == first ? kept : inputs_[static_cast<size_t>(index - first - 1)].data();
   };
   for (int64_t index = first; index + 1 < end; ++index)
-    run_layer(index, input(index).data(), input(index + 1).data());
+    run_layer(index, input(index), inputs_[static_cast<size_t>(index - first)].data());
   for (int64_t index = end; index-- > first;) {
     begin_section(section_of_layer(weights_.config, index));
-    backward_layer(index, input(index).data());
+    backward_layer(index, input(index));
     end_section(section_of_layer(weights_.config, index));
     room_.transport.check_health();
   }

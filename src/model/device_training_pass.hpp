@@ -14,13 +14,16 @@
 #include "model/device_gradient_return.hpp"
 #include "model/device_layer_backward.hpp"
 #include "model/device_shard_keys.hpp"
+#include "model/device_stored_inputs.hpp"
 #include "model/training_pass.hpp"
 
 namespace longhalo {
 
 struct DeviceTrainingOptions {
-  int64_t tile = 16384;       // tokens that go through a layer at once
-  int64_t every = 1;          // the input of every so many-th layer is kept, in device memory
+  int64_t tile = 16384;  // tokens that go through a layer at once
+  int64_t every = 1;     // the input of every so many-th layer is kept
+  /// Where, device_stored_inputs_shape(); nullptr: in device memory. Must outlive the pass.
+  ActivationStore* store = nullptr;
   bool deterministic = true;  // the same bits on every repeat
 };
 
@@ -29,19 +32,21 @@ class DeviceTrainingPass {
   /// Sequences of shards.tokens() tokens. The inputs of layers that are not kept are made again from those
   /// that are in the backward pass, `every` alive at once. All arguments but the options must outlive the
   /// pass. Collective.
-  DeviceTrainingPass(const DeviceRoom& room, const DeviceWeights& weights, DeviceGradients& gradients,
-                     const AttentionPattern& pattern, const ShardPlan& shards,
+  DeviceTrainingPass(const DeviceRoom& room, const MpiSession& session, const DeviceWeights& weights,
+                     DeviceGradients& gradients, const AttentionPattern& pattern, const ShardPlan& shards,
                      const DeviceTrainingOptions& options);
 
   /// Adds to the gradients: of loss_scale * (sum of cross-entropies and z-losses) over this rank's tokens.
   /// Returns this rank's sums, when the device is done with all of it. Tokens and labels lie in the
-  /// vocabulary. Collective.
+  /// vocabulary. Throws JointError where the store fails on a rank. Collective.
   LossSums forward_backward(const TrainingSequence& sequence, double loss_scale, double z_loss,
                             const SectionHooks& hooks = {});
   /// This rank's loss alone. Collective.
   LossSums evaluate(const TrainingSequence& sequence);
 
   TokenRange shard() const { return keys_.shard(); }
+  /// Seconds for which the host stood waiting for the store.
+  double store_seconds() const { return stored_ ? stored_->seconds() : 0; }
 
  private:
   enum class WithGradient { kNo, kYes };
@@ -69,11 +74,13 @@ class DeviceTrainingPass {
   DeviceLayer layer_;
   DeviceLayerBackward back_;
   DeviceShardKeys keys_;
-  DeviceBuffer<int32_t> tokens_, labels_;         // [n]
-  DeviceBuffer<int64_t> doc_start_;               // [n]
-  DeviceBuffer<BFloat16> residual_, next_;        // [n, D]
-  DeviceBuffer<BFloat16> d_x_, d_normed_;         // [n, D]
-  std::vector<DeviceBuffer<BFloat16>> kept_;      // [n, D] the inputs of layers 0, every, 2 * every, ...
+  DeviceBuffer<int32_t> tokens_, labels_;   // [n]
+  DeviceBuffer<int64_t> doc_start_;         // [n]
+  DeviceBuffer<BFloat16> residual_, next_;  // [n, D]
+  DeviceBuffer<BFloat16> d_x_, d_normed_;   // [n, D]
+  std::unique_ptr<DeviceStoredInputs> stored_;
+  std::vector<DeviceBuffer<BFloat16>>
+      kept_;  // [n, D] without a store, inputs of layers 0, every, 2 * every, ...
   std::vector<DeviceBuffer<BFloat16>> inputs_;    // [n, D] of the layers of a group, but its first
   DeviceBuffer<float> d_rows_;                    // [halo + n, 2, H_kv, d]
   std::vector<DeviceBuffer<float>> d_landmarks_;  // per strided band [G, 2, H_kv, d]

@@ -73,7 +73,7 @@ class DeviceTraining : public DeviceModelTest {
     DeviceGradients gradients(weights, weights.config.layers, stream());
     gradients.clear(stream());
     poison_free_memory();
-    DeviceTrainingPass pass(room(), weights, gradients, test.pattern, shards, options);
+    DeviceTrainingPass pass(room(), session(), weights, gradients, test.pattern, shards, options);
     std::vector<int64_t> begun, done, all_sections;
     for (int64_t section = 0; section < weights.config.layers + 2; ++section)
       all_sections.push_back(section);
@@ -143,11 +143,17 @@ TEST_F(DeviceTraining, IsTheSameToTheLastBitOnARepeatAndWhateverIsKept) {
     const ModelConfig config = config_of(test);
     DeviceWeights weights = on_device(host_weights(config, test.pattern, 7), test.pattern, Precision::kBf16);
     const Sequence sequence(test.tokens, config.vocabulary, test.documents, 8);
+    const int64_t own = ShardPlan(test.tokens, session().ranks(), shard_alignment(test.pattern.strides()))
+                            .shard(session().rank())
+                            .size();
     std::vector<Gradients> results;
-    for (const int64_t every : {1, 1, 2, 3, 8}) {  // the first chooses how products are made, for all
-      DeviceTrainingOptions options;
-      options.tile = 96, options.every = every;
-      results.push_back(run(test, weights, sequence, options));
+    for (const bool stores : {false, true}) {
+      for (const int64_t every : {1, 1, 2, 3, 8}) {  // the first chooses how products are made, for all
+        HostActivationStore store(device_stored_inputs_shape(config.layers, own, config.hidden, every));
+        DeviceTrainingOptions options;
+        options.tile = 96, options.every = every, options.store = stores ? &store : nullptr;
+        results.push_back(run(test, weights, sequence, options));
+      }
     }
     for (const Gradients& result : results) {
       EXPECT_EQ(result.loss.cross_entropy, results[0].loss.cross_entropy);

@@ -1,0 +1,63 @@
+// The inputs of checkpointed layers [n, D] in bf16 on their way from the GPU to an activation store during
+// the forward pass, and back, last layer first, during the backward pass (stored_inputs.hpp is the CPU's
+// form). Bytes move on the device's copy stream beside compute: a layer's input while the layer itself runs,
+// and in the backward pass while the layers behind it go back.
+//
+// A fault of the store hits one rank; it is met by all of them together.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "comm/mpi_session.hpp"
+#include "core/bfloat16.hpp"
+#include "device/device.hpp"
+#include "device/device_buffer.hpp"
+#include "storage/activation_store.hpp"
+
+namespace longhalo {
+
+/// The layers whose inputs are stored, bf16.
+ActivationShape device_stored_inputs_shape(int64_t layers, int64_t tokens, int64_t hidden, int64_t every);
+
+class DeviceStoredInputs {
+ public:
+  /// `store` keeps `shape`. All arguments but the shape must outlive this.
+  DeviceStoredInputs(const MpiSession& session, ActivationStore& store, Device& device,
+                     const ActivationShape& shape);
+  /// Waits until the store no longer reads what it was given.
+  ~DeviceStoredInputs();
+  DeviceStoredInputs(const DeviceStoredInputs&) = delete;
+  DeviceStoredInputs& operator=(const DeviceStoredInputs&) = delete;
+
+  /// Before a stored layer's kernels are queued, behind those that make its input.
+  void mark();
+  /// When they are queued, so that the copy runs beside them: its input, which must not change before
+  /// finish_put(). Throws JointError. Collective.
+  void put(int64_t layer, const BFloat16* x);
+  /// Throws JointError. Collective where something was put.
+  void finish_put();
+  /// After the last layer: begins to read what backward wants first. Throws JointError. Collective.
+  void turn();
+  /// The input of a stored layer, those of later layers first, for kernels queued from now on; valid until
+  /// the second take() after this one. Begins to read the one before it. Throws JointError. Collective.
+  const BFloat16* take(int64_t layer);
+
+  /// For which the host stood waiting for the store, or for other ranks to agree on its state.
+  double seconds() const { return seconds_; }
+
+ private:
+  const MpiSession& session_;
+  ActivationStore& store_;
+  ActivationShape shape_;
+  cudaStream_t compute_, copy_;
+  bool registered_ = false;  // whether the store's memory is page-locked here
+  std::optional<int> put_;   // a layer that the store may still be reading
+  Event ready_, arrived_;
+  Event queued_[2];                  // on the compute stream, at the last two take()
+  DeviceBuffer<BFloat16> taken_[2];  // [n, D]
+  int turn_ = 0;
+  double seconds_ = 0;
+};
+
+}  // namespace longhalo
