@@ -22,6 +22,7 @@ namespace longhalo::test {
 namespace {
 
 constexpr int64_t kLayers = 5;  // no multiple of 2 or 4
+constexpr int64_t kSteps = 2;
 
 enum class Where { kMemory, kDisk };
 
@@ -61,7 +62,7 @@ std::unique_ptr<ActivationStore> make_store(Where where, const ActivationShape& 
   return std::make_unique<DiskActivationStore>(options);
 }
 
-// Everything that a run of three steps of two sequences leaves behind.
+// Everything that a run of two steps of two sequences leaves behind.
 struct Outcome {
   std::vector<double> losses;
   std::vector<float> gradients, weights;
@@ -96,7 +97,7 @@ Outcome run(const Case& test, std::optional<Where> where, int64_t every,
   std::vector<Data> data;
   for (uint64_t seed = 1; seed <= 3; ++seed)
     data.push_back(make_data(test.tokens, weights.config.vocabulary, test.document_begins, seed));
-  for (int64_t step = 1; step <= 3; ++step) {
+  for (int64_t step = 1; step <= kSteps; ++step) {
     const TrainingSequence sequences[2] = {data[static_cast<size_t>(step) % data.size()].view(),
                                            data[static_cast<size_t>(step + 1) % data.size()].view()};
     const StepResult result = trainer.step(step, sequences);
@@ -118,17 +119,19 @@ TEST(Checkpointing, IsTheSameToTheLastBit) {
     SCOPED_TRACE(test.name);
     const Outcome expected = run(test, std::nullopt, 1, folder.path());
     for (const Where where : {Where::kMemory, Where::kDisk}) {
-      for (const int64_t every : {1, 2, 4, 9}) {
+      const std::vector<int64_t> periods =
+          where == Where::kMemory ? std::vector<int64_t>{1, 9} : std::vector<int64_t>{1, 2, 4};
+      for (const int64_t every : periods) {
         SCOPED_TRACE(text(where == Where::kDisk ? "disk" : "memory", ", every ", every));
         const Outcome outcome = run(test, where, every, folder.path());
         EXPECT_EQ(outcome.losses, expected.losses);
         EXPECT_EQ(outcome.gradients, expected.gradients);
         EXPECT_EQ(outcome.weights, expected.weights);
         EXPECT_EQ(outcome.validated, expected.validated);
-        // Each of six passes stores and takes back the inputs of every so many-th layer once.
+        // Each pass stores and takes back the inputs of every so many-th layer once.
         const int64_t own =
             ShardPlan(test.tokens, session().ranks(), test.alignment).shard(session().rank()).size();
-        const int64_t bytes = 6 * ((kLayers + every - 1) / every) * own * 8 * 4;
+        const int64_t bytes = 2 * kSteps * ((kLayers + every - 1) / every) * own * 8 * 4;
         EXPECT_EQ(outcome.figures.bytes_put, bytes);
         EXPECT_EQ(outcome.figures.bytes_fetched, bytes);
       }
