@@ -19,117 +19,14 @@
 #include "device/cuda_check.hpp"
 #include "device/device.hpp"
 #include "kernels/attention/attention_cuda.hpp"
-#include "kernels/attention/hopper_backward_tiles.cuh"
+#include "kernels/attention/hopper_backward_plan.hpp"
+#include "kernels/attention/hopper_backward_producers.cuh"
 #include "kernels/common/hopper.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/common/tensor_map.hpp"
 
 namespace longhalo {
 namespace hopper_backward {
-
-// Warp 0: the queries of each step, what they see, and what the step is for the other warps. What it knows of
-// an item is read again at each step, for want of registers.
-template <class S>
-__device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, int lane) {
-  Ring at;
-  Pace pace;
-  Course& course = shared.course;
-  for (Items items(p); items.any(p); items.next(p)) {
-    __syncwarp();
-    if (lane == 0) {
-      course = course_of(p, items.item);
-      items.sliced(p) ? pace.end(p) : pace.begin_round(p, items.round());
-    }
-    __syncwarp();
-    bool more = true;
-    while (more) {
-      hopper::mbarrier_wait(&shared.q_empty[at.stage], at.phase ^ 1);
-      const int row = course.tile * kQueryTile;
-      const bool edge = row < course.full_begin || min(row + kQueryTile, p.queries) > course.full_end;
-      if (edge) {
-#pragma unroll 1
-        for (int query = lane; query < kQueryTile; query += 32)
-          shared.seen[at.stage][query] = course.seen(p, min(row + query, p.queries - 1));
-      }
-      __syncwarp();
-      if (lane == 0) {
-        uint64_t* const full = &shared.q_full[at.stage];
-        constexpr int kFloats = kQueryTile * static_cast<int>(sizeof(float));
-        const int head = course.head;
-        shared.step[at.stage] = {(edge ? kEdge : 0) | course.next(), row / kQueryTile, head, 0};
-        hopper::mbarrier_arrive_expect(full, S::kQueryBytes + 2 * kFloats);
-#pragma unroll
-        for (int part = 0; part < S::kDim / 64; ++part)
-          hopper::tma_load(shared.q[at.stage] + part * kQueryTile * 128, &p.q, part * 64, head, row, full);
-        const int64_t from = static_cast<int64_t>(head) * p.padded_queries + row;
-        hopper::bulk_load(shared.lse_log2[at.stage], p.lse_log2 + from, kFloats, full);
-        hopper::bulk_load(shared.delta[at.stage], p.delta + from, kFloats, full);
-      } else {
-        hopper::mbarrier_arrive(&shared.q_full[at.stage]);  // for what this lane wrote
-      }
-      __syncwarp();
-      more = course.head <= course.last_head;
-      at.next<S::kQueryStages>();
-    }
-  }
-  hopper::mbarrier_wait(&shared.q_empty[at.stage], at.phase ^ 1);
-  if (lane == 0) {
-    shared.step[at.stage].flags = kNoMore;
-    pace.end(p);
-  }
-  hopper::mbarrier_arrive(&shared.q_full[at.stage]);
-}
-
-// Warp 2: d_out of the same steps.
-template <class S>
-__device__ void produce_d_out(const Parameters& p, SharedMemory<S>& shared, int lane) {
-  Ring q, at;
-  while (true) {
-    hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
-    const Step step = shared.step[q.stage];
-    if (step.flags & kNoMore) return;
-    __syncwarp();
-    hopper::mbarrier_wait(&shared.out_empty[at.stage], at.phase ^ 1);
-    if (lane == 0) {
-      hopper::mbarrier_arrive(&shared.q_empty[q.stage]);
-      hopper::mbarrier_arrive_expect(&shared.out_full[at.stage], S::kQueryBytes);
-#pragma unroll
-      for (int part = 0; part < S::kDim / 64; ++part)
-        hopper::tma_load(shared.d_out[at.stage] + part * kQueryTile * 128, &p.d_out, part * 64, step.head,
-                         step.query_tile * kQueryTile, &shared.out_full[at.stage]);
-    }
-    __syncwarp();
-    q.next<S::kQueryStages>();
-    at.next<S::kOutStages>();
-  }
-}
-
-// Warp 1: the items, with their keys and values.
-template <class S>
-__device__ void produce_keys(const Parameters& p, SharedMemory<S>& shared, int lane) {
-  uint32_t phase = 1;
-  for (Items items(p); items.any(p); items.next(p), phase ^= 1) {
-    const Item& item = items.item;
-    hopper::mbarrier_wait(&shared.keys_empty, phase);
-    if (lane == 0) {
-      shared.item = item;
-      hopper::mbarrier_arrive_expect(&shared.keys_full, 2 * S::kKeyBytes);
-#pragma unroll
-      for (int part = 0; part < S::kDim / 64; ++part) {
-        const int offset = part * kKeyTile * 128, row = item.tile * kKeyTile;
-        hopper::tma_load(shared.k + offset, &p.band[item.band].k, part * 64, item.kv_head, row,
-                         &shared.keys_full);
-        hopper::tma_load(shared.v + offset, &p.band[item.band].v, part * 64, item.kv_head, row,
-                         &shared.keys_full);
-      }
-    }
-    __syncwarp();
-  }
-  hopper::mbarrier_wait(&shared.keys_empty, phase);
-  if (lane != 0) return;
-  shared.item.band = kNoBand;
-  hopper::mbarrier_arrive(&shared.keys_full);
-}
 
 // One consumer warpgroup. Its rows are keys, its columns queries: register 4 j + r of a thread holds key
 // row() + 8 (r / 2), query 8 j + 2 (lane % 4) + r % 2.
@@ -506,66 +403,6 @@ __global__ void __launch_bounds__(kConsumers* kWarpgroup)
     *reinterpret_cast<uint4*>(dq + (static_cast<int64_t>(first + r) * heads + head) * kDim + piece * 8) =
         *reinterpret_cast<const uint4*>(&tile[r][piece * 8]);
   }
-}
-
-// The part of a band that some query of the problem sees.
-struct BandPlan {
-  BandKeys<BFloat16> keys;
-  BandGradient<BFloat16> to;
-  int64_t tiles = 0;
-  bool sliced = false;
-};
-
-constexpr int64_t kPaceFloats = 4;
-constexpr int64_t kBlockTiles = 32;  // of queries, at least
-
-struct Plan {
-  std::vector<BandPlan> bands;
-  int64_t blocks = 0, block_tiles = 0;  // of queries
-  // The workspace in floats, each part a multiple of 4.
-  int64_t dq = 0, partials = 0, bias_lines = 0, bias = 0;
-  int64_t floats() const { return dq + partials + bias + kPaceFloats; }
-};
-
-// Landmarks are seen by nearly all queries: their items take one block of the queries each.
-Plan plan_of(const AttentionGradient<BFloat16>& gradient) {
-  const Attention<BFloat16>& p = gradient.forward;
-  const int64_t width = p.kv_heads * p.head_dim;
-  const int64_t query_tiles = (p.queries + kQueryTile - 1) / kQueryTile;
-  Plan plan;
-  int64_t sliced_keys = 0;
-  for (size_t i = 0; i < p.bands.size(); ++i) {
-    BandPlan one{p.bands[i], gradient.d_bands[i], 0, false};
-    BandKeys<BFloat16>& keys = one.keys;
-    if (keys.row_stride == 0) keys.row_stride = width;
-    if (one.to.row_stride == 0) one.to.row_stride = width;
-    const int64_t begin = std::max(visible_keys(keys.band, p.first_query).begin, keys.first_key);
-    const int64_t end =
-        std::min(visible_keys(keys.band, p.first_query + p.queries - 1).end, keys.first_key + keys.count);
-    if (begin >= end) continue;
-    const int64_t skipped = begin - keys.first_key;
-    keys.k += skipped * keys.row_stride, keys.v += skipped * keys.row_stride;
-    one.to.dk += skipped * one.to.row_stride, one.to.dv += skipped * one.to.row_stride;
-    keys.first_key = begin, keys.count = end - begin;
-    one.tiles = (keys.count + kKeyTile - 1) / kKeyTile;
-    one.sliced = keys.band.stride > 1 && keys.band.far == kUnlimited;
-    if (one.sliced) sliced_keys += keys.count;
-    plan.bands.push_back(one);
-  }
-  std::stable_partition(plan.bands.begin(), plan.bands.end(),
-                        [](const BandPlan& one) { return !one.sliced; });
-  plan.dq = query_tiles * kQueryTile * p.heads * p.head_dim;
-  // Partial sums of many landmarks are to stay below an eighth of those of dq.
-  const int64_t least_tiles = 16 * sliced_keys * p.kv_heads / (kQueryTile * p.heads);
-  plan.block_tiles = std::max(kBlockTiles, least_tiles);
-  plan.blocks = (query_tiles + plan.block_tiles - 1) / plan.block_tiles;
-  plan.partials = plan.blocks * 2 * sliced_keys * width;
-  for (const BandPlan& one : plan.bands)
-    if (one.keys.band.stride > 1)
-      plan.bias_lines += one.tiles * (one.sliced ? plan.blocks : 1) * kConsumerWarps;
-  if (gradient.d_landmark_bias == nullptr) plan.bias_lines = 0;
-  plan.bias = (plan.bias_lines * p.heads + 3) / 4 * 4;
-  return plan;
 }
 
 template <int kDim>

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/attention/band_rows.cuh"
+#include "kernels/attention/hopper_backward_plan.hpp"
 #include "kernels/attention/hopper_tiles.cuh"
 
 namespace longhalo::hopper_backward {
@@ -15,12 +16,8 @@ namespace longhalo::hopper_backward {
 using hopper_attention::Ring;
 using hopper_attention::uniform;
 
-inline constexpr int kKeyTile = 128;
-inline constexpr int kQueryTile = 64;
 inline constexpr int kWarpgroup = 128;
-inline constexpr int kConsumers = 2;  // warpgroups of 64 keys
 inline constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-inline constexpr int kConsumerWarps = 4 * kConsumers;
 inline constexpr int kProducerRegisters = 24;
 inline constexpr int kConsumerRegisters = 240;
 inline constexpr int64_t kRowLimit = int64_t{1} << 30;

@@ -1,0 +1,114 @@
+// The warps of a block of the Hopper kernel of attention's gradient that load: queries, d_out, and keys with
+// values, each through barriers of its own.
+#pragma once
+
+#include "kernels/attention/hopper_backward_tiles.cuh"
+#include "kernels/common/hopper.cuh"
+
+namespace longhalo::hopper_backward {
+
+// Warp 0: the queries of each step, what they see, and what the step is for the other warps. What it knows of
+// an item is read again at each step, for want of registers.
+template <class S>
+__device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, int lane) {
+  Ring at;
+  Pace pace;
+  Course& course = shared.course;
+  for (Items items(p); items.any(p); items.next(p)) {
+    __syncwarp();
+    if (lane == 0) {
+      course = course_of(p, items.item);
+      items.sliced(p) ? pace.end(p) : pace.begin_round(p, items.round());
+    }
+    __syncwarp();
+    bool more = true;
+    while (more) {
+      hopper::mbarrier_wait(&shared.q_empty[at.stage], at.phase ^ 1);
+      const int row = course.tile * kQueryTile;
+      const bool edge = row < course.full_begin || min(row + kQueryTile, p.queries) > course.full_end;
+      if (edge) {
+#pragma unroll 1
+        for (int query = lane; query < kQueryTile; query += 32)
+          shared.seen[at.stage][query] = course.seen(p, min(row + query, p.queries - 1));
+      }
+      __syncwarp();
+      if (lane == 0) {
+        uint64_t* const full = &shared.q_full[at.stage];
+        constexpr int kFloats = kQueryTile * static_cast<int>(sizeof(float));
+        const int head = course.head;
+        shared.step[at.stage] = {(edge ? kEdge : 0) | course.next(), row / kQueryTile, head, 0};
+        hopper::mbarrier_arrive_expect(full, S::kQueryBytes + 2 * kFloats);
+#pragma unroll
+        for (int part = 0; part < S::kDim / 64; ++part)
+          hopper::tma_load(shared.q[at.stage] + part * kQueryTile * 128, &p.q, part * 64, head, row, full);
+        const int64_t from = static_cast<int64_t>(head) * p.padded_queries + row;
+        hopper::bulk_load(shared.lse_log2[at.stage], p.lse_log2 + from, kFloats, full);
+        hopper::bulk_load(shared.delta[at.stage], p.delta + from, kFloats, full);
+      } else {
+        hopper::mbarrier_arrive(&shared.q_full[at.stage]);  // for what this lane wrote
+      }
+      __syncwarp();
+      more = course.head <= course.last_head;
+      at.next<S::kQueryStages>();
+    }
+  }
+  hopper::mbarrier_wait(&shared.q_empty[at.stage], at.phase ^ 1);
+  if (lane == 0) {
+    shared.step[at.stage].flags = kNoMore;
+    pace.end(p);
+  }
+  hopper::mbarrier_arrive(&shared.q_full[at.stage]);
+}
+
+// Warp 2: d_out of the same steps.
+template <class S>
+__device__ void produce_d_out(const Parameters& p, SharedMemory<S>& shared, int lane) {
+  Ring q, at;
+  while (true) {
+    hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
+    const Step step = shared.step[q.stage];
+    if (step.flags & kNoMore) return;
+    __syncwarp();
+    hopper::mbarrier_wait(&shared.out_empty[at.stage], at.phase ^ 1);
+    if (lane == 0) {
+      hopper::mbarrier_arrive(&shared.q_empty[q.stage]);
+      hopper::mbarrier_arrive_expect(&shared.out_full[at.stage], S::kQueryBytes);
+#pragma unroll
+      for (int part = 0; part < S::kDim / 64; ++part)
+        hopper::tma_load(shared.d_out[at.stage] + part * kQueryTile * 128, &p.d_out, part * 64, step.head,
+                         step.query_tile * kQueryTile, &shared.out_full[at.stage]);
+    }
+    __syncwarp();
+    q.next<S::kQueryStages>();
+    at.next<S::kOutStages>();
+  }
+}
+
+// Warp 1: the items, with their keys and values.
+template <class S>
+__device__ void produce_keys(const Parameters& p, SharedMemory<S>& shared, int lane) {
+  uint32_t phase = 1;
+  for (Items items(p); items.any(p); items.next(p), phase ^= 1) {
+    const Item& item = items.item;
+    hopper::mbarrier_wait(&shared.keys_empty, phase);
+    if (lane == 0) {
+      shared.item = item;
+      hopper::mbarrier_arrive_expect(&shared.keys_full, 2 * S::kKeyBytes);
+#pragma unroll
+      for (int part = 0; part < S::kDim / 64; ++part) {
+        const int offset = part * kKeyTile * 128, row = item.tile * kKeyTile;
+        hopper::tma_load(shared.k + offset, &p.band[item.band].k, part * 64, item.kv_head, row,
+                         &shared.keys_full);
+        hopper::tma_load(shared.v + offset, &p.band[item.band].v, part * 64, item.kv_head, row,
+                         &shared.keys_full);
+      }
+    }
+    __syncwarp();
+  }
+  hopper::mbarrier_wait(&shared.keys_empty, phase);
+  if (lane != 0) return;
+  shared.item.band = kNoBand;
+  hopper::mbarrier_arrive(&shared.keys_full);
+}
+
+}  // namespace longhalo::hopper_backward
