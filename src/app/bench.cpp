@@ -89,7 +89,7 @@ std::vector<Benchmark> make_benchmarks() {
                  "A training step of random tokens, phase by phase",
                  {kTokens, kRepeats, kWindow, kStride, kBands, kJson, kModel, kStore, kEvery, kDirectory},
                  run_bench_step,
-                 nullptr});
+                 IN_CUDA_BUILD(run_bench_step_cuda)});
   all.push_back({Subcommand::kBenchStorage,
                  "storage",
                  "The activation store on disk beside plain files",

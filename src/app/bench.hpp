@@ -53,6 +53,7 @@ void run_bench_layer(const MpiSession& session, const Config& config);
 void run_bench_prefill(const MpiSession& session, const Config& config);
 /// A training step of random tokens over all ranks.
 void run_bench_step(const MpiSession& session, const Config& config);
+void run_bench_step_cuda(const MpiSession& session, const Config& config);
 /// The activation store on disk, on every rank at once.
 void run_bench_storage(const MpiSession& session, const Config& config);
 

@@ -73,13 +73,11 @@ TrainingPlan plan_training_job(const MpiSession& session, const Config& config, 
 }
 
 std::unique_ptr<ActivationStore> make_activation_store(const MpiSession& session, const Config& config,
-                                                       const TrainingPlan& plan, int64_t own_tokens) {
+                                                       ActivationPlace place, const ActivationShape& shape) {
   std::unique_ptr<ActivationStore> store;
-  if (plan.place == ActivationPlace::kOff) return store;
-  const ActivationShape shape =
-      stored_inputs_shape(plan.task.shape.layers, own_tokens, plan.task.shape.hidden, plan.task.every);
+  if (place == ActivationPlace::kOff) return store;
   session.together([&] {
-    if (plan.place != ActivationPlace::kNvme) {
+    if (place != ActivationPlace::kNvme) {
       store = std::make_unique<HostActivationStore>(shape);
       return;
     }
@@ -95,6 +93,13 @@ std::unique_ptr<ActivationStore> make_activation_store(const MpiSession& session
     store = std::make_unique<DiskActivationStore>(options);
   });
   return store;
+}
+
+std::unique_ptr<ActivationStore> make_activation_store(const MpiSession& session, const Config& config,
+                                                       const TrainingPlan& plan, int64_t own_tokens) {
+  return make_activation_store(
+      session, config, plan.place,
+      stored_inputs_shape(plan.task.shape.layers, own_tokens, plan.task.shape.hidden, plan.task.every));
 }
 
 void print_training_plan(const MpiSession& session, const Config& config) {

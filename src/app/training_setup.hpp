@@ -33,6 +33,10 @@ TrainingPlan plan_training_job(const MpiSession& session, const Config& config, 
 std::unique_ptr<ActivationStore> make_activation_store(const MpiSession& session, const Config& config,
                                                        const TrainingPlan& plan, int64_t own_tokens);
 
+/// One of any shape in host memory or on the scratch disk.
+std::unique_ptr<ActivationStore> make_activation_store(const MpiSession& session, const Config& config,
+                                                       ActivationPlace place, const ActivationShape& shape);
+
 /// `longhalo train --plan`: prints the plan, and throws UserError when it does not fit. Collective.
 void print_training_plan(const MpiSession& session, const Config& config);
 

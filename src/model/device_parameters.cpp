@@ -54,4 +54,15 @@ std::vector<DeviceSection> sections_of(DeviceWeights& weights) {
   return list.take();
 }
 
+void add_landmark_queries(DeviceWeights& weights, int64_t strided_bands, cudaStream_t stream) {
+  for (DeviceLayerWeights& layer : weights.layers) {
+    while (static_cast<int64_t>(layer.landmark_query.size()) < strided_bands) {
+      DeviceBuffer<float>& query =
+          layer.landmark_query.emplace_back(weights.config.kv_size(), "landmark queries", stream);
+      check_cuda(cudaMemsetAsync(query.data(), 0, static_cast<size_t>(query.bytes()), stream),
+                 "landmark queries");
+    }
+  }
+}
+
 }  // namespace longhalo

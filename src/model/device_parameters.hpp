@@ -29,6 +29,9 @@ struct DeviceSection {
 /// [layers + 2]. Pointers into `weights`, whose matrices are in bf16.
 std::vector<DeviceSection> sections_of(DeviceWeights& weights);
 
+/// Gives every layer its landmark queries, 0 (a mean) where the checkpoint has none, so that they can learn.
+void add_landmark_queries(DeviceWeights& weights, int64_t strided_bands, cudaStream_t stream);
+
 /// The section of a layer; 0 is head and final norm, the last one the embedding.
 inline int64_t section_of_layer(const ModelConfig& config, int64_t layer) {
   return config.layers - layer;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/clock.hpp"
+
 namespace longhalo {
 
 DeviceTrainer::DeviceTrainer(const DeviceRoom& room, const MpiSession& session, DeviceWeights& weights,
@@ -23,6 +25,7 @@ StepResult DeviceTrainer::step(int64_t number, std::span<const TrainingSequence>
   LossSums own;
   for (const TrainingSequence& sequence : sequences)
     own += pass_.forward_backward(sequence, scale, options_.z_loss, optimizer_.hooks());
+  const Stopwatch watch;
   const LossSums all = own.over_ranks(session_);
   result.cross_entropy = all.cross_entropy * scale;
   result.loss = result.cross_entropy + all.z * scale;
@@ -34,6 +37,7 @@ StepResult DeviceTrainer::step(int64_t number, std::span<const TrainingSequence>
     const bool clips = options_.clip > 0 && result.gradient_norm > options_.clip;
     optimizer_.update(result.learning_rate, clips ? options_.clip / result.gradient_norm : 1);
   }
+  optimizer_seconds_ += watch.seconds();
   return result;
 }
 

@@ -32,6 +32,8 @@ class DeviceTrainer {
   double validate(std::span<const TrainingSequence> sequences);
 
   DeviceOptimizer& optimizer() { return optimizer_; }
+  /// Of this rank so far. Optimizer: the end of the gradients' reduction, their norm, AdamW queued.
+  StepTimes times() const { return {pass_.times(), optimizer_seconds_, {}}; }
 
  private:
   // Of one layer's gradients while the one before is on its way to its owners.
@@ -42,6 +44,7 @@ class DeviceTrainer {
   DeviceGradients gradients_;
   DeviceTrainingPass pass_;
   DeviceOptimizer optimizer_;
+  double optimizer_seconds_ = 0;
 };
 
 }  // namespace longhalo

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/clock.hpp"
 #include "kernels/embedding/embedding.hpp"
 
 namespace longhalo {
@@ -87,11 +88,17 @@ LossSums DeviceTrainingPass::forward_backward(const TrainingSequence& sequence, 
   const ModelConfig& c = weights_.config;
   hooks_ = &hooks;
   const int64_t embedding = c.layers + 1;
+  Stopwatch watch;
   upload(sequence);
   forward(WithGradient::kYes);
+  check_cuda(cudaStreamSynchronize(compute_), "the forward pass");
+  times_.forward += watch.seconds();
+  watch.restart();
   begin_section(0);
   begin_section(embedding);  // it may be the head too
   const LossSums sums = loss(sequence, loss_scale, z_loss, WithGradient::kYes);
+  times_.loss += watch.seconds();
+  watch.restart();
   end_section(0);
   for (int64_t first = (c.layers - 1) / every_ * every_; first >= 0; first -= every_)
     backward_group(first);
@@ -100,8 +107,15 @@ LossSums DeviceTrainingPass::forward_backward(const TrainingSequence& sequence, 
   end_section(embedding);
   hooks_ = nullptr;
   check_cuda(cudaStreamSynchronize(compute_), "a training pass");
+  times_.backward += watch.seconds();
   room_.transport.check_health();
   return sums;
+}
+
+TrainingTimes DeviceTrainingPass::times() const {
+  TrainingTimes times = times_;
+  if (stored_ != nullptr) times.store = stored_->seconds();
+  return times;
 }
 
 void DeviceTrainingPass::begin_section(int64_t section) {

@@ -45,8 +45,9 @@ class DeviceTrainingPass {
   LossSums evaluate(const TrainingSequence& sequence);
 
   TokenRange shard() const { return keys_.shard(); }
-  /// Seconds for which the host stood waiting for the store.
-  double store_seconds() const { return stored_ ? stored_->seconds() : 0; }
+  /// So far, on this rank: forward, loss and backward by the host's clock, which waits for the device between
+  /// them; and for which it stood waiting for the store.
+  TrainingTimes times() const;
 
  private:
   enum class WithGradient { kNo, kYes };
@@ -87,8 +88,9 @@ class DeviceTrainingPass {
   DeviceBuffer<BFloat16> d_kv_;                   // [n, 2, H_kv, d]
   DeviceGradientReturn halo_return_;
   std::vector<std::unique_ptr<DeviceGradientReturn>> landmark_returns_;  // per strided band
-  DeviceBuffer<uint8_t> workspace_;      // of pooling's gradient and of the embedding's
-  DeviceBuffer<DeviceLossSums> sums_;    // [1]
+  DeviceBuffer<uint8_t> workspace_;    // of pooling's gradient and of the embedding's
+  DeviceBuffer<DeviceLossSums> sums_;  // [1]
+  TrainingTimes times_;
   const SectionHooks* hooks_ = nullptr;  // of the backward pass that is going on
 };
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
@@ -225,6 +226,24 @@ class BenchGpu(BenchCase):
     def test_attention_of_a_head_dimension_that_it_has_not(self):
         run = Run(["bench", "attention", "--tokens", 64, "--head-dim", 32, *self.CUDA]).wait(60)
         self.assert_refused(run, "head dimension 64 or 128", "bench.head_dim 32")
+
+    def test_step(self):
+        shape = {"layers": 3, "hidden": 128, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "vocabulary": 400}
+        sets = [word for key, value in shape.items() for word in ("--set", f"model.shape.{key}={value}")]
+        results = []
+        for store, every in (("device", 1), ("host", 2), ("nvme", 1)):
+            result = self.cuda("step", "--tokens", 700, "--window", 100, "--stride", 32, "--set",
+                               "model.weights=random", "--store", store, "--every", every, "--directory", self.dir,
+                               *sets)
+            self.assert_rates(result)
+            self.assertEqual((result["activations"], result["every"], result["ranks"]), (store, every, 2))
+            self.assertGreater(result["hardware_utilisation"], result["mfu"])
+            phases = {row["phase"]: row["mean"] for row in result["phases"]}
+            self.assertLess(phases["forward"] + phases["loss"] + phases["backward"], 2 * result["median_seconds"])
+            results.append(result)
+        self.assertLess(abs(results[0]["loss"] - math.log(400)), 1)
+        self.assert_near(results[0]["loss"], results[1]["loss"])
+        self.assert_near(results[0]["loss"], results[2]["loss"])
 
     def test_gemm(self):
         result = self.cuda(*self.PRODUCT, ranks=1)
