@@ -100,7 +100,8 @@ void run_bench_step_cuda(const MpiSession& session, const Config& config) {
   ActivationPlace place{};
   session.together([&] {
     place = place_of(config.activations.store);
-    if (const auto objection = device_shape_objection(shape, Precision::kBf16, "the model")) throw UserError(*objection);
+    if (const auto objection = device_shape_objection(shape, Precision::kBf16, "the model"))
+      throw UserError(*objection);
   });
   const std::unique_ptr<Device> device = open_gpu(session, config);
   const ChosenTransport chosen = make_transport(session, transport_choice(config), device->info());

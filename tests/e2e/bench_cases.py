@@ -242,8 +242,8 @@ class BenchGpu(BenchCase):
             self.assertLess(phases["forward"] + phases["loss"] + phases["backward"], 2 * result["median_seconds"])
             results.append(result)
         self.assertLess(abs(results[0]["loss"] - math.log(400)), 1)
-        self.assert_near(results[0]["loss"], results[1]["loss"])
-        self.assert_near(results[0]["loss"], results[2]["loss"])
+        for other in results[1:]:  # the fastest products are chosen anew, and add in other orders
+            self.assertLess(abs(other["loss"] - results[0]["loss"]), 0.01)
 
     def test_gemm(self):
         result = self.cuda(*self.PRODUCT, ranks=1)
