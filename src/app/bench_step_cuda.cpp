@@ -22,6 +22,8 @@ namespace longhalo {
 namespace {
 
 constexpr int64_t kDeviceTile = 8192;
+// dq is rounded to bf16, by 2^-9 of itself, after sums whose last bits depend on their order.
+constexpr double kMostNormChange = 0x1p-9;
 
 struct RandomSequence {
   RandomSequence(int64_t count, int64_t vocabulary) : doc_start(static_cast<size_t>(count)) {
@@ -57,7 +59,7 @@ struct Measured {
   StepResult result;
   GpuRates rates;
   PoolUse memory;
-  bool same = true;  // loss and norm of all steps
+  bool same = true;  // the loss of all steps, and the norm but for the order in which attention adds up dq
   double median() const { return seconds[seconds.size() / 2]; }
 };
 
@@ -123,6 +125,7 @@ void run_bench_step_cuda(const MpiSession& session, const Config& config) {
   options.pass.tile = config.run.token_tile > 0 ? config.run.token_tile : kDeviceTile;
   options.pass.every = every;
   options.pass.store = store.get();
+  options.pass.deterministic = false;
   DeviceMatmul matmul(device->compute());
   std::unique_ptr<DeviceTrainer> trainer;
   session.together([&] {
@@ -143,7 +146,8 @@ void run_bench_step_cuda(const MpiSession& session, const Config& config) {
     measured.seconds.push_back(seconds);
     if (repeat > 1)
       measured.same = measured.same && last.loss == measured.result.loss &&
-                      last.gradient_norm == measured.result.gradient_norm;
+                      std::abs(last.gradient_norm - measured.result.gradient_norm) <=
+                          kMostNormChange * measured.result.gradient_norm;
   }
   measured.memory = memory_pool().use();
   trainer.reset();

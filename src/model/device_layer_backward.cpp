@@ -114,6 +114,7 @@ void DeviceLayerBackward::attend(const Tile& tile, std::span<const BandGradient<
   matmul_.weight_gradient(n, c.hidden, c.q_size(), d_x, attended_.data(), g.o);
   AttentionGradient<BFloat16> attention;
   attention.forward = attention_of(tile);
+  attention.forward.bands = tile.seen_bands;
   attention.d_out = d_attended_.data();
   attention.dq = d_q_.data();
   attention.d_bands = key_gradients;

@@ -36,13 +36,15 @@ class DeviceLayerBackward {
     int64_t n = 0;
     int64_t first_position = 0;
     const int64_t* doc_start = nullptr;
-    std::span<const BandKeys<BFloat16>> bands;
+    std::span<const BandKeys<BFloat16>> bands;  // as DeviceLayer got them
+    /// The same with fewer keys that nobody here sees, for the gradient to look at.
+    std::span<const BandKeys<BFloat16>> seen_bands;
     const BFloat16* x = nullptr;
   };
 
   /// d_x [n, D]: the gradient of the layer's output, becomes that of x through the residual stream, MLP and
   /// output projection. d_normed [n, D] receives the gradient of the normed input through Q. `key_gradients`
-  /// belong to the tile's bands and are added to.
+  /// belong to the tile's seen_bands and are added to.
   void attend(const Tile& tile, std::span<const BandGradient<BFloat16>> key_gradients, BFloat16* d_x,
               BFloat16* d_normed);
 

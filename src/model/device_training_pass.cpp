@@ -233,17 +233,20 @@ void DeviceTrainingPass::attend_back(int64_t index, TokenRange queries, const BF
   if (queries.empty()) return;
   const TokenRange visible = keys_.visible(queries);
   const std::vector<BandKeys<BFloat16>> bands = keys_.bands(visible);
-  const int64_t elements = keys_.row_elements();
-  std::vector<BandGradient<BFloat16>> gradients;
-  size_t strided = 0;
-  for (const Band& band : pattern_.bands) {
-    float* const dk = band.stride == 1 ? d_rows_.data() + (visible.begin - keys_.plan().halo.begin) * elements
-                                       : d_landmarks_[strided++].data();
-    gradients.push_back({dk, dk + elements / 2, elements});
-  }
+  const int64_t elements = keys_.row_elements(), reach = pattern_.exact_reach();
   for_tiles(queries, [&](int64_t at, int64_t n) {
-    back_.attend({index, n, at, doc_start_.data() + (at - shard().begin), bands, x + row(at)}, gradients,
-                 d_x_.data() + row(at), d_normed_.data() + row(at));
+    const int64_t oldest = reach > at ? visible.begin : std::max(visible.begin, at - reach + 1);
+    const TokenRange seen{std::min(oldest, at + n), at + n};
+    const std::vector<BandKeys<BFloat16>> seen_bands = keys_.bands(seen);
+    std::vector<BandGradient<BFloat16>> gradients;
+    size_t strided = 0;
+    for (const Band& band : pattern_.bands) {
+      float* const dk = band.stride == 1 ? d_rows_.data() + (seen.begin - keys_.plan().halo.begin) * elements
+                                         : d_landmarks_[strided++].data();
+      gradients.push_back({dk, dk + elements / 2, elements});
+    }
+    back_.attend({index, n, at, doc_start_.data() + (at - shard().begin), bands, seen_bands, x + row(at)},
+                 gradients, d_x_.data() + row(at), d_normed_.data() + row(at));
   });
 }
 
