@@ -54,8 +54,8 @@ void attention_backward(const AttentionGradient<float>& problem);
 /// d_out of rows that see nothing, may be anything finite. kDecode does not exist.
 void attention_backward(StreamHandle stream, const AttentionGradient<BFloat16>& problem,
                         AttentionKernel kernel = AttentionKernel::kAutomatic);
-/// Bytes of `workspace`, whatever the kernel: at most 8 * n * H * (d + 2), n rounded up to 128, and 64 MB for
-/// each band.
+/// Bytes of `workspace`, whatever the kernel: at most 8 * n * H * (d + 2), n rounded up to 128, and for each
+/// band 64 MB, or 8 for each element of its keys where that is more.
 int64_t attention_backward_workspace(const AttentionGradient<BFloat16>& problem);
 
 /// The formulas above, key by key, in fp64, with the softmax made anew: neither out nor lse is read. Slow;
