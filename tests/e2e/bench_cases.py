@@ -62,6 +62,10 @@ class Bench(BenchCase):
         pairs = sum(64 + (i - 64) // 16 + 1 for i in range(5000, 5100))
         self.assert_near(result["attention_gflops"] * result["median_seconds"], 4 * 8 * 2 * pairs / 1e9)
 
+    def test_attention_backward_is_for_gpus(self):
+        run = Run(["bench", "attention", "--tokens", 64, "--backward", "true"]).wait(60)
+        self.assert_refused(run, "on CUDA only", "bench.backward")
+
     def test_gemm(self):
         result = self.bench("gemm", "--tokens", 33, "--outputs", 48, "--inputs", 70)
         (row,) = result["products"]
@@ -215,6 +219,20 @@ class BenchGpu(BenchCase):
             self.assert_near(row["useful_tflops"] * row["median_seconds"], result["useful_tflop"])
             self.assert_near(row["matmul_percent"], 100 * row["useful_tflops"] / result["matmul_tflops"])
             self.assertLess(row["relative_error"], 5e-3)
+
+    def test_attention_backward(self):
+        result = self.cuda("attention", "--tokens", 1000, "--window", 300, "--stride", 50, "--heads", 4, "--kv-heads", 2,
+                           "--head-dim", 128, "--kernel", "all", "--backward", "true", ranks=1)
+        rows = {row["kernel"]: row for row in result["kernels"]}
+        wanted = ["portable", "portable backward"]
+        if "hopper" in rows:
+            wanted += ["hopper", "hopper backward", "hopper backward, deterministic"]
+        self.assertCountEqual(rows, wanted)
+        for name, row in rows.items():
+            self.assert_row(row)
+            work = result["useful_tflop"] * (2.5 if "backward" in name else 1)
+            self.assert_near(row["useful_tflops"] * row["median_seconds"], work)
+            self.assertLess(row["relative_error"], 1e-2)
 
     def test_attention_of_four_bands(self):
         result = self.cuda("attention", "--tokens", 4096, "--bands",
