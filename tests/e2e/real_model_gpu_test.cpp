@@ -35,7 +35,7 @@ const std::filesystem::path kText = "/usr/share/common-licenses/GPL-3";
 constexpr int64_t kTextTokens = 4001;  // a multiple of nothing
 constexpr int64_t kAnswerTokens = 64;
 constexpr double kFp8Perplexity = 0.05;  // largest relative change that is taken for rounding
-constexpr size_t kBlock = 128;  // tokens whose scores are judged together
+constexpr size_t kBlock = 128;           // tokens whose scores are judged together
 const AttentionPattern kPattern = AttentionPattern::window_and_landmarks(512, 64);
 constexpr const char* kPrompts[] = {
     "What is this document, and who is it for?",
