@@ -8,6 +8,7 @@
 #include "comm/mpi_session.hpp"
 #include "comm/shard_plan.hpp"
 #include "model/sharded_optimizer.hpp"
+#include "model/step_rules.hpp"
 #include "model/training_pass.hpp"
 
 namespace longhalo {
@@ -18,15 +19,6 @@ struct TrainerOptions {
   double clip = 1;    // largest norm of the whole gradient; 0: no limit
   double z_loss = 0;  // weight
   Checkpointing checkpointing;
-};
-
-struct StepResult {
-  double loss = 0;           // mean over all counted tokens, z-loss included
-  double cross_entropy = 0;  // the same without it, nats a token
-  double gradient_norm = 0;  // before clipping
-  double learning_rate = 0;
-  int64_t counted_tokens = 0;
-  bool skipped = false;  // loss or gradient was not finite: weights and moments are as before
 };
 
 /// Seconds of this rank so far.
