@@ -123,12 +123,13 @@ StepTimes difference(const StepTimes& now, const StepTimes& before) {
   return d;
 }
 
-Measured measure(const MpiSession& session, const Config& config, const TrainingPlan& plan) {
+Measured measure(const MpiSession& session, const Config& config, const TrainingEngine& engine,
+                 const TrainingPlan& plan) {
   const ModelConfig& shape = plan.task.shape;
   Weights weights = make_weights(session, config, shape, plan.task.pattern);
   const ShardPlan shards = plan_shards(shape, plan.task.pattern, plan.task.tokens, session.ranks());
   const std::unique_ptr<ActivationStore> store =
-      make_activation_store(session, config, plan, shards.shard(session.rank()).size());
+      make_activation_store(session, config, engine, plan, shards.shard(session.rank()).size());
   TrainerOptions options;
   options.schedule = {ScheduleShape::kCosine, 0, 0, 0, 0, 1};
   options.checkpointing = {store.get(), plan.task.every};
@@ -225,11 +226,13 @@ void run_bench_step(const MpiSession& session, const Config& config) {
   const int threads = use_threads(session, config);
   ModelConfig shape;
   session.together([&] { shape = model_shape(config); });
+  const std::unique_ptr<TrainingEngine> engine =
+      make_cpu_training_engine(session, shape, attention_pattern(config));
   const TrainingPlan plan =
-      plan_training_job(session, config, shape, config.bench.tokens, 1, Scratch::kClear);
+      plan_training_job(session, config, *engine, config.bench.tokens, 1, Scratch::kClear);
   session.together([&] { plan.require(); });
   if (session.is_root()) log_info(plan.describe());
-  const Measured measured = measure(session, config, plan);
+  const Measured measured = measure(session, config, *engine, plan);
 
   BenchReport report("training step, fp32, CPU");
   report_setting(report, session, plan, threads);

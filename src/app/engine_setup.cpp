@@ -7,6 +7,7 @@
 #include "core/text.hpp"
 #ifdef LONGHALO_HAVE_CUDA
 #include "model/cuda_engine.hpp"
+#include "model/cuda_training_engine.hpp"
 #include "model/device_weights.hpp"
 #endif
 
@@ -27,25 +28,44 @@ std::string origin_of(const Config& config) {
   return config.model.weights == WeightsSource::kRandom ? "model.shape" : config.model.path + "/config.json";
 }
 
-// Nothing where run.device: auto had better take the CPU.
+// Whether the kernels take the model; where run.device: auto had better take the CPU, the log says so.
+bool gpu_takes(const MpiSession& session, const Config& config, const ModelConfig& shape,
+               Precision precision) {
+  const auto objection = device_shape_objection(shape, precision, origin_of(config));
+  if (!objection) return true;
+  const bool has_choice =
+      config.run.device == DeviceSetting::kAuto && config.run.precision == PrecisionSetting::kAuto;
+  if (!has_choice) session.together([&] { throw UserError(*objection); });
+  log_choice(session, text("run.device auto is the CPU here, although there are GPUs: ", objection->what()));
+  return false;
+}
+
+template <class Engine>
+void log_gpu(const MpiSession& session, const Config& config, const Engine& engine) {
+  log_choice(session,
+             text("computing on ", engine.device(), " in ", name_of(engine.precision()),
+                  config.run.device == DeviceSetting::kAuto ? ", which every rank has (run.device auto)" : "",
+                  "; halos by ", engine.transport()));
+}
+
 std::unique_ptr<Engine> cuda_engine(const MpiSession& session, const Config& config, const ModelConfig& shape,
                                     const AttentionPattern& pattern) {
   const Precision precision =
       run_precision(config, RunDevice::kCuda) == PrecisionSetting::kFp8 ? Precision::kFp8 : Precision::kBf16;
-  if (const auto objection = device_shape_objection(shape, precision, origin_of(config))) {
-    const bool has_choice =
-        config.run.device == DeviceSetting::kAuto && config.run.precision == PrecisionSetting::kAuto;
-    if (!has_choice) session.together([&] { throw UserError(*objection); });
-    log_choice(session,
-               text("run.device auto is the CPU here, although there are GPUs: ", objection->what()));
-    return nullptr;
-  }
+  if (!gpu_takes(session, config, shape, precision)) return nullptr;
   std::unique_ptr<Engine> engine = make_cuda_engine(session, open_gpu(session, config),
                                                     transport_choice(config), shape, pattern, precision);
-  log_choice(session,
-             text("computing on ", engine->device(), " in ", name_of(precision),
-                  config.run.device == DeviceSetting::kAuto ? ", which every rank has (run.device auto)" : "",
-                  "; halos by ", engine->transport()));
+  log_gpu(session, config, *engine);
+  return engine;
+}
+
+std::unique_ptr<TrainingEngine> cuda_training_engine(const MpiSession& session, const Config& config,
+                                                     const ModelConfig& shape,
+                                                     const AttentionPattern& pattern) {
+  if (!gpu_takes(session, config, shape, Precision::kBf16)) return nullptr;
+  std::unique_ptr<TrainingEngine> engine =
+      make_cuda_training_engine(session, open_gpu(session, config), transport_choice(config), shape, pattern);
+  log_gpu(session, config, *engine);
   return engine;
 }
 
@@ -60,29 +80,53 @@ std::unique_ptr<Engine> cuda_engine(const MpiSession&, const Config&, const Mode
   return nullptr;
 }
 
+std::unique_ptr<TrainingEngine> cuda_training_engine(const MpiSession&, const Config&, const ModelConfig&,
+                                                     const AttentionPattern&) {
+  return nullptr;
+}
+
 #endif
+
+// Whether GPUs compute, with a word on why not where that was left open.
+bool on_gpus(const MpiSession& session, const Config& config) {
+  if (run_device(session, config) == RunDevice::kCuda) return true;
+  if (config.run.device == DeviceSetting::kAuto)
+    log_choice(session, text("computing on the CPU in fp32 (run.device auto): ", why_cpu()));
+  return false;
+}
 
 }  // namespace
 
 std::unique_ptr<Engine> make_engine(const MpiSession& session, const Config& config, const ModelConfig& shape,
                                     const AttentionPattern& pattern) {
-  if (run_device(session, config) == RunDevice::kCuda) {
+  if (on_gpus(session, config))
     if (std::unique_ptr<Engine> engine = cuda_engine(session, config, shape, pattern)) return engine;
-  } else if (config.run.device == DeviceSetting::kAuto) {
-    log_choice(session, text("computing on the CPU in fp32 (run.device auto): ", why_cpu()));
-  }
   session.together([&] { run_precision(config, RunDevice::kCpu); });
   return make_cpu_engine(session, shape, pattern);
+}
+
+std::unique_ptr<TrainingEngine> make_training_engine(const MpiSession& session, const Config& config,
+                                                     const ModelConfig& shape,
+                                                     const AttentionPattern& pattern) {
+  if (on_gpus(session, config))
+    if (std::unique_ptr<TrainingEngine> engine = cuda_training_engine(session, config, shape, pattern))
+      return engine;
+  session.together([&] { run_precision(config, RunDevice::kCpu); });
+  return make_cpu_training_engine(session, shape, pattern);
+}
+
+WeightsRequest weights_request(const Config& config, const AttentionPattern& pattern) {
+  WeightsRequest request;
+  request.landmarks = {static_cast<int64_t>(pattern.strides().size()), config.attention.landmark_bias};
+  request.seed = static_cast<uint64_t>(config.model.seed);
+  if (config.model.weights == WeightsSource::kCheckpoint) request.checkpoint = config.model.path;
+  return request;
 }
 
 void load_weights(const MpiSession& session, const Config& config, Engine& engine) {
   const Stopwatch watch;
   const ModelConfig& shape = engine.config();
-  WeightsRequest request;
-  request.landmarks = {static_cast<int64_t>(engine.pattern().strides().size()),
-                       config.attention.landmark_bias};
-  request.seed = static_cast<uint64_t>(config.model.seed);
-  if (config.model.weights == WeightsSource::kCheckpoint) request.checkpoint = config.model.path;
+  const WeightsRequest request = weights_request(config, engine.pattern());
   session.together([&] {
     if (!request.checkpoint) return engine.load_weights(request);
     Progress progress("loading weights", shape.layers, ProgressUnit::kItems,

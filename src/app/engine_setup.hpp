@@ -1,5 +1,5 @@
-// From the config to the engine that computes this job: on which device, in which precision, with which
-// weights. Past this, nothing in the job knows.
+// From the config to the engine that computes this job, reading or training: on which device, in which
+// precision, with which weights. Past this, nothing in the job knows.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 #include "comm/mpi_session.hpp"
 #include "config/config.hpp"
 #include "model/engine.hpp"
+#include "model/training_engine.hpp"
 
 namespace longhalo {
 
@@ -15,6 +16,14 @@ namespace longhalo {
 /// Throws UserError, on all ranks, for what cannot be had. Collective.
 std::unique_ptr<Engine> make_engine(const MpiSession& session, const Config& config, const ModelConfig& shape,
                                     const AttentionPattern& pattern);
+
+/// The same for training, on the CPU in fp32 or on GPUs in bf16. Collective.
+std::unique_ptr<TrainingEngine> make_training_engine(const MpiSession& session, const Config& config,
+                                                     const ModelConfig& shape,
+                                                     const AttentionPattern& pattern);
+
+/// Which weights the config asks for, with landmarks for `pattern`.
+WeightsRequest weights_request(const Config& config, const AttentionPattern& pattern);
 
 /// Loads or makes the weights; rank 0 shows progress. Collective: a fault of one rank is thrown on all.
 void load_weights(const MpiSession& session, const Config& config, Engine& engine);

@@ -94,7 +94,7 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
           std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists),
                                          settings_by_document(config, *inputs_, engine_->precision()));
   });
-  log_ = open_job_log(session, config, "infer", threads_, *engine_);
+  log_ = open_job_log(session, config, "infer", threads_, computing_of(*engine_));
   load_weights(session, config, *engine_);
   rates_ = measured_matmul_rates(session, *engine_);
 }

@@ -20,7 +20,7 @@ std::string mpi_version() {
 }  // namespace
 
 std::unique_ptr<RunLog> open_job_log(const MpiSession& session, const Config& config,
-                                     const std::string& command, int threads, const Engine& engine) {
+                                     const std::string& command, int threads, const Computing& computing) {
   RunHeader header;
   header.command = command;
   header.config = nlohmann::json::parse(dump_json(config));
@@ -31,9 +31,9 @@ std::unique_ptr<RunLog> open_job_log(const MpiSession& session, const Config& co
   header.ranks = session.ranks();
   header.hosts = session.hosts();
   header.extra = {{"threads_per_rank", threads},
-                  {"transport", engine.transport()},
-                  {"devices", gather_text(session, engine.device())},
-                  {"precision", name_of(engine.precision())}};
+                  {"transport", computing.transport},
+                  {"devices", gather_text(session, computing.device)},
+                  {"precision", name_of(computing.precision)}};
   std::unique_ptr<RunLog> log;
   session.together([&] {
     const std::string path = log_path(config);
@@ -42,8 +42,8 @@ std::unique_ptr<RunLog> open_job_log(const MpiSession& session, const Config& co
   });
   if (session.is_root())
     log_info(text("longhalo ", LONGHALO_VERSION, " ", command, ": ", session.ranks(), " ranks, ", threads,
-                  " threads each, ", engine.device(), " in ", name_of(engine.precision()), ", ",
-                  mpi_version(), "; halos: ", engine.transport()));
+                  " threads each, ", computing.device, " in ", name_of(computing.precision), ", ",
+                  mpi_version(), "; halos: ", computing.transport));
   return log;
 }
 

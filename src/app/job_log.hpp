@@ -6,13 +6,23 @@
 
 #include "comm/mpi_session.hpp"
 #include "config/config.hpp"
-#include "model/engine.hpp"
+#include "model/precision.hpp"
 #include "telemetry/run_log.hpp"
 
 namespace longhalo {
 
+/// What computes the job, on this rank.
+struct Computing {
+  std::string device, transport;
+  Precision precision = Precision::kFp32;
+};
+template <class Engine>
+Computing computing_of(const Engine& engine) {
+  return {engine.device(), engine.transport(), engine.precision()};
+}
+
 /// Collective; ranks other than 0 get a log that writes nothing.
 std::unique_ptr<RunLog> open_job_log(const MpiSession& session, const Config& config,
-                                     const std::string& command, int threads, const Engine& engine);
+                                     const std::string& command, int threads, const Computing& computing);
 
 }  // namespace longhalo

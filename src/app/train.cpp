@@ -19,10 +19,9 @@
 #include "core/clock.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
-#include "model/engine.hpp"
 #include "model/prefill.hpp"
 #include "model/save_model.hpp"
-#include "model/trainer.hpp"
+#include "model/training_engine.hpp"
 #include "telemetry/memory.hpp"
 
 namespace longhalo {
@@ -73,8 +72,8 @@ class TrainJob {
 
  private:
   void prepare_output();
-  void open_log();
-  void load_weights();
+  void begin_engine();
+  std::vector<std::pair<std::string, std::string>> files_beside_weights() const;
   void begin_records();
   void restore();
   bool asked_to_stop();
@@ -96,11 +95,10 @@ class TrainJob {
   std::unique_ptr<TrainingCheckpoints> checkpoints_;
   std::optional<RestoredCheckpoint> restored_;
   std::unique_ptr<RunLog> log_, metrics_;  // rank 0 writes
-  Weights weights_;
   std::unique_ptr<ShardPlan> shards_;
   TrainingPlan plan_;
-  std::unique_ptr<ActivationStore> activations_;  // outlives the trainer; none where all is kept
-  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<ActivationStore> activations_;  // outlives the engine; none where it keeps all itself
+  std::unique_ptr<TrainingEngine> engine_;
   TrainingSettings settings_;
   TrainingState state_;
   double since_record_seconds_ = 0;
@@ -117,24 +115,18 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
   session.together([&] { shape_ = model_shape(config); });
   data_ = std::make_unique<TrainingData>(session, config, shape_.vocabulary);
   prepare_output();
-  open_log();
-  plan_ = plan_training_job(session, config, shape_, train_.sequence_tokens, train_.accumulation,
+  engine_ = make_training_engine(session, config, shape_, pattern_);
+  log_ = open_job_log(session, config, "train", threads_, computing_of(*engine_));
+  plan_ = plan_training_job(session, config, *engine_, train_.sequence_tokens, train_.accumulation,
                             Scratch::kClear);
   session.together([&] { plan_.require(); });
   if (session.is_root()) log_info(plan_.describe());
-  load_weights();
-  shards_ =
-      std::make_unique<ShardPlan>(plan_shards(shape_, pattern_, train_.sequence_tokens, session.ranks()));
-  activations_ = make_activation_store(session, config, plan_, shards_->shard(session.rank()).size());
-  TrainerOptions options = trainer_options(train_);
-  options.checkpointing = {activations_.get(), config.activations.every};
-  trainer_ = std::make_unique<Trainer>(session, weights_, pattern_, *shards_, plan_.task.tile, options);
-  settings_ = TrainingSettings::of(config, pattern_.describe(),
-                                   fingerprint_of(trainer_->optimizer().weights()), data_->fingerprint());
+  begin_engine();
+  settings_ = TrainingSettings::of(config, pattern_.describe(), fingerprint_of(engine_->parameters()),
+                                   data_->fingerprint());
+  settings_.changed["precision"] = name_of(engine_->precision());
   session.together([&] {
-    if (session.is_root())
-      checkpoints_->set_files(
-          model_files(weights_.config, pattern_, config.model.path, origin_config(config)));
+    if (session.is_root()) checkpoints_->set_files(files_beside_weights());
   });
   if (restored_)
     session.together([&] {
@@ -166,11 +158,6 @@ void TrainJob::prepare_output() {
   if (config_.output.if_exists == IfExists::kResume) restored_ = checkpoints_->find();
 }
 
-void TrainJob::open_log() {
-  const std::unique_ptr<Engine> engine = make_cpu_engine(session_, shape_, pattern_);
-  log_ = open_job_log(session_, config_, "train", threads_, *engine);
-}
-
 void TrainJob::begin_records() {
   if (config_.output.if_exists == IfExists::kReplace) checkpoints_->remove_all();
   const std::filesystem::path file = std::filesystem::path(config_.output.directory) / "metrics.jsonl";
@@ -192,27 +179,33 @@ void TrainJob::begin_records() {
   });
 }
 
-void TrainJob::load_weights() {
+void TrainJob::begin_engine() {
   const Stopwatch watch;
-  const auto strided = static_cast<int64_t>(pattern_.strides().size());
-  const LandmarkWeights landmarks{strided, config_.attention.landmark_bias};
-  session_.together([&] {
-    weights_ = config_.model.weights == WeightsSource::kCheckpoint
-                   ? longhalo::load_weights(config_.model.path, shape_, landmarks)
-                   : random_weights(shape_, landmarks, static_cast<uint64_t>(config_.model.seed));
-    add_landmark_queries(weights_, strided);
-  });
+  session_.together([&] { engine_->load_weights(weights_request(config_, pattern_)); });
+  shards_ =
+      std::make_unique<ShardPlan>(plan_shards(shape_, pattern_, train_.sequence_tokens, session_.ranks()));
+  activations_ =
+      make_activation_store(session_, config_, *engine_, plan_, shards_->shard(session_.rank()).size());
+  TrainingEngineOptions options{trainer_options(train_), plan_.task.tile, train_.deterministic};
+  options.trainer.checkpointing = {activations_.get(), config_.activations.every};
+  engine_->begin(*shards_, options);
+  int64_t elements = 0;
+  for (const ParameterSize& parameter : engine_->parameters())
+    elements += parameter.second;
   if (session_.is_root())
-    log_info(text("model: ", static_cast<double>(elements_of(parameters_of(weights_))) / 1e6,
-                  "M parameters, ready in ", watch.seconds(), " s; attention ", pattern_.describe(), "; ",
-                  data_->training_tokens(), " tokens to train on, ", data_->validation_tokens(),
-                  " to validate on"));
+    log_info(text("model: ", static_cast<double>(elements) / 1e6, "M parameters, ready in ", watch.seconds(),
+                  " s; attention ", pattern_.describe(), "; ", data_->training_tokens(),
+                  " tokens to train on, ", data_->validation_tokens(), " to validate on"));
+}
+
+std::vector<std::pair<std::string, std::string>> TrainJob::files_beside_weights() const {
+  return model_files(shape_, engine_->matrix_type(), pattern_, config_.model.path, origin_config(config_));
 }
 
 void TrainJob::restore() {
   std::optional<OptimizerStateReader> reader;
   session_.together([&] { reader.emplace(restored_->optimizer()); });
-  restore_optimizer(session_, *reader, state_.updates, trainer_->optimizer());
+  engine_->restore(*reader, state_.updates);
   if (session_.is_root())
     log_info(text("goes on from ", restored_->folder.string(), ", written by ", restored_->manifest.ranks,
                   " ranks: step ", state_.step, " of ", train_.steps));
@@ -233,7 +226,7 @@ ExitCode TrainJob::run() {
     if (data_->validation_sequences() > 0 && (last || state_.step % train_.validate_every == 0)) validate();
     if (last) break;
     if (train_.checkpoint_every > 0 && state_.step % train_.checkpoint_every == 0)
-      checkpoints_->start(state_, settings_, weights_, trainer_->optimizer(), *metrics_);
+      checkpoints_->start(state_, settings_, *engine_, *metrics_);
     if (train_.save_every > 0 && state_.step % train_.save_every == 0) save();
   }
   progress.finish();
@@ -250,13 +243,12 @@ bool TrainJob::asked_to_stop() {
                                                    (checkpoints_->is_writing() ? kWriting : 0));
   if ((all & kStop) != 0) return true;
   if (checkpoints_->is_started() && (all & kWriting) == 0) checkpoints_->commit(*metrics_);
-  if ((all & kSave) != 0 && state_.step > 0)
-    checkpoints_->start(state_, settings_, weights_, trainer_->optimizer(), *metrics_);
+  if ((all & kSave) != 0 && state_.step > 0) checkpoints_->start(state_, settings_, *engine_, *metrics_);
   return false;
 }
 
 ExitCode TrainJob::stop() {
-  if (state_.step > 0) checkpoints_->save_now(state_, settings_, weights_, trainer_->optimizer(), *metrics_);
+  if (state_.step > 0) checkpoints_->save_now(state_, settings_, *engine_, *metrics_);
   metrics_->write("stopped", {{"step", state_.step}});
   if (session_.is_root())
     log_info(text("stopped by a signal after step ", state_.step, " of ", train_.steps,
@@ -268,7 +260,7 @@ void TrainJob::finish() {
   // A disk that has no room for the checkpoint may still have room for the model.
   std::optional<JointError> failed;
   try {
-    checkpoints_->save_now(state_, settings_, weights_, trainer_->optimizer(), *metrics_);
+    checkpoints_->save_now(state_, settings_, *engine_, *metrics_);
   } catch (const JointError& error) {
     failed = error;
   }
@@ -288,10 +280,10 @@ void TrainJob::step() {
   std::vector<TrainingSequence> sequences;
   for (const PackedSequence& one : packed)
     sequences.push_back(view_of(one));
-  const StepResult result = trainer_->step(number, sequences);
+  const StepResult result = engine_->step(number, sequences);
   state_.step = number;
   state_.sequences += train_.accumulation;
-  state_.updates = trainer_->optimizer().steps();
+  state_.updates = engine_->updates();
   state_.skipped += result.skipped ? 1 : 0;
   state_.skipped_in_a_row = result.skipped ? state_.skipped_in_a_row + 1 : 0;
   since_record_seconds_ += watch.seconds();
@@ -322,7 +314,7 @@ void TrainJob::step() {
 
 // Mean over ranks, in seconds since the last record. Collective.
 nlohmann::json TrainJob::phases() {
-  const StepTimes now = trainer_->times();
+  const StepTimes now = engine_->times();
   const auto mean = [&](double seconds) { return spread_over_ranks(session_, seconds).mean; };
   nlohmann::json phases{
       {"forward", mean(now.pass.forward - recorded_.pass.forward)},
@@ -361,7 +353,7 @@ void TrainJob::validate() {
   int64_t counted = 0;
   for (const PackedSequence& one : packed)
     counted += sequences.emplace_back(view_of(one)).counted();
-  const double mean = trainer_->validate(sequences);
+  const double mean = engine_->validate(sequences);
   nlohmann::json record{{"step", state_.step},
                         {"cross_entropy", mean},
                         {"perplexity", std::exp(mean)},
@@ -376,8 +368,8 @@ void TrainJob::validate() {
 void TrainJob::save() {
   session_.together([&] {
     if (!session_.is_root()) return;
-    save_model(weights_, pattern_, std::filesystem::path(config_.output.directory) / "model",
-               config_.model.path, origin_config(config_));
+    save_model(engine_->model_tensors().tensors, files_beside_weights(),
+               std::filesystem::path(config_.output.directory) / "model");
   });
 }
 

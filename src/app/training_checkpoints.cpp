@@ -47,8 +47,8 @@ std::optional<RestoredCheckpoint> TrainingCheckpoints::find() {
 }
 
 void TrainingCheckpoints::start_or_throw(const TrainingState& state, const TrainingSettings& settings,
-                                         const Weights& weights, const ShardedOptimizer& optimizer) {
-  session_.together([&] { snapshot_.emplace(weights, optimizer, writer_); });
+                                         TrainingEngine& engine) {
+  session_.together([&] { snapshot_.emplace(engine.snapshot(writer_)); });
   CheckpointContents contents;
   contents.step = state.step;
   contents.weights = snapshot_->weights();
@@ -84,11 +84,11 @@ void TrainingCheckpoints::warn(const JointError& error, int64_t step, RunLog& me
 }
 
 void TrainingCheckpoints::start(const TrainingState& state, const TrainingSettings& settings,
-                                const Weights& weights, const ShardedOptimizer& optimizer, RunLog& metrics) {
+                                TrainingEngine& engine, RunLog& metrics) {
   if (is_started()) commit(metrics);
   if (last_step_ == state.step) return;
   try {
-    start_or_throw(state, settings, weights, optimizer);
+    start_or_throw(state, settings, engine);
   } catch (const JointError& error) {
     snapshot_.reset();
     warn(error, state.step, metrics);
@@ -104,11 +104,10 @@ void TrainingCheckpoints::commit(RunLog& metrics) {
 }
 
 void TrainingCheckpoints::save_now(const TrainingState& state, const TrainingSettings& settings,
-                                   const Weights& weights, const ShardedOptimizer& optimizer,
-                                   RunLog& metrics) {
+                                   TrainingEngine& engine, RunLog& metrics) {
   if (is_started()) commit(metrics);
   if (last_step_ == state.step) return;
-  start_or_throw(state, settings, weights, optimizer);
+  start_or_throw(state, settings, engine);
   commit_or_throw(metrics);
 }
 

@@ -12,7 +12,7 @@
 #include "app/training_state.hpp"
 #include "comm/mpi_session.hpp"
 #include "core/clock.hpp"
-#include "model/training_snapshot.hpp"
+#include "model/training_engine.hpp"
 #include "storage/checkpoint_restore.hpp"
 #include "storage/checkpoint_writer.hpp"
 #include "telemetry/run_log.hpp"
@@ -42,17 +42,16 @@ class TrainingCheckpoints {
 
   /// Begins one of this moment, once the one before is committed; nothing if the last is of this step. A
   /// failure is a warning. Collective.
-  void start(const TrainingState& state, const TrainingSettings& settings, const Weights& weights,
-             const ShardedOptimizer& optimizer, RunLog& metrics);
+  void start(const TrainingState& state, const TrainingSettings& settings, TrainingEngine& engine,
+             RunLog& metrics);
   /// Waits for the one that was started and commits it. A failure is a warning. Collective.
   void commit(RunLog& metrics);
   /// There is one of this moment afterwards: throws on all ranks if not. Collective.
-  void save_now(const TrainingState& state, const TrainingSettings& settings, const Weights& weights,
-                const ShardedOptimizer& optimizer, RunLog& metrics);
+  void save_now(const TrainingState& state, const TrainingSettings& settings, TrainingEngine& engine,
+                RunLog& metrics);
 
  private:
-  void start_or_throw(const TrainingState& state, const TrainingSettings& settings, const Weights& weights,
-                      const ShardedOptimizer& optimizer);
+  void start_or_throw(const TrainingState& state, const TrainingSettings& settings, TrainingEngine& engine);
   void commit_or_throw(RunLog& metrics);
   void warn(const JointError& error, int64_t step, RunLog& metrics) const;
 

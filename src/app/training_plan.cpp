@@ -22,6 +22,11 @@ constexpr int64_t kLeastBuffers = 8, kMostBuffers = 256;
 // HDF5's own structures, checksums, and each layer's beginning at a block.
 constexpr int64_t kFileOverhead = int64_t{1} << 20;
 
+int64_t sum_of(const std::vector<MemoryItem>& items) {
+  return std::accumulate(items.begin(), items.end(), int64_t{0},
+                         [](int64_t sum, const MemoryItem& item) { return sum + item.bytes; });
+}
+
 std::string megabytes(int64_t bytes) {
   return text(bytes / 1'000'000, " MB");
 }
@@ -32,22 +37,22 @@ struct Use {
 };
 
 Use use_of(const TrainingMemory& memory, const TrainingBudget& budget, ActivationPlace place) {
-  Use use{memory.fixed_bytes(), 0, 0};
+  Use use{memory.fixed_bytes(), budget.has_own_host ? memory.host_bytes() : 0, 0};
   // Where the device's memory is the host's, what is kept in the host's counts there.
   int64_t& host = budget.has_own_host ? use.host : use.device;
   switch (place) {
     case ActivationPlace::kOff:
-      use.device += memory.everything;
+      use.device += memory.everything.value_or(0);
       break;
     case ActivationPlace::kDevice:
       use.device += memory.group + memory.stored;
       break;
     case ActivationPlace::kHost:
-      use.device += memory.group;
+      use.device += memory.group + memory.arriving;
       host += memory.stored;
       break;
     case ActivationPlace::kNvme:
-      use.device += memory.group;
+      use.device += memory.group + memory.arriving;
       host += disk_buffers(memory.layer_input).bytes();
       use.disk = memory.stored + kFileOverhead;
       break;
@@ -72,11 +77,12 @@ std::string shortage(const Use& use, const TrainingBudget& budget) {
 // Asks what fits, with some sizes changed.
 class Fitting {
  public:
-  Fitting(const TrainingTask& task, const TrainingBudget& budget) : task_(task), budget_(budget) {}
+  Fitting(const TrainingTask& task, const TrainingBudget& budget, const MemoryOfStep& memory_of)
+      : task_(task), budget_(budget), memory_of_(memory_of) {}
 
   bool fits(const TrainingTask& task, ActivationPlace place) const {
     const ShardPlan shards = plan_shards(task.shape, task.pattern, task.tokens, task.ranks);
-    const TrainingMemory memory = training_memory(task.shape, task.pattern, shards, task.tile, task.every);
+    const TrainingMemory memory = memory_of_(shards, task.tile, task.every);
     return shortage(use_of(memory, budget_, place), budget_).empty();
   }
 
@@ -134,11 +140,16 @@ class Fitting {
 
   const TrainingTask& task_;
   const TrainingBudget& budget_;
+  const MemoryOfStep& memory_of_;
 };
 
-std::vector<ActivationPlace> candidates(const TrainingTask& task, const TrainingBudget& budget) {
+std::vector<ActivationPlace> candidates(const TrainingTask& task, const TrainingBudget& budget,
+                                        const TrainingMemory& memory) {
   switch (task.store) {
     case ActivationSetting::kOff:
+      if (!memory.everything)
+        throw UserError("a training step on GPUs always makes activations again", "activations.store: off",
+                        "choose device, host or nvme, or auto");
       return {ActivationPlace::kOff};
     case ActivationSetting::kDevice:
       return {ActivationPlace::kDevice};
@@ -150,7 +161,8 @@ std::vector<ActivationPlace> candidates(const TrainingTask& task, const Training
       break;
   }
   std::vector<ActivationPlace> places;
-  if (task.every == 1) places.push_back(ActivationPlace::kOff);  // otherwise every would have no effect
+  // With more than every: 1, off would take away the meaning of it.
+  if (task.every == 1 && memory.everything) places.push_back(ActivationPlace::kOff);
   places.push_back(ActivationPlace::kDevice);
   if (budget.has_own_host) places.push_back(ActivationPlace::kHost);
   places.push_back(ActivationPlace::kNvme);
@@ -159,7 +171,7 @@ std::vector<ActivationPlace> candidates(const TrainingTask& task, const Training
 
 void choose(TrainingPlan& plan, const TrainingMemory& memory) {
   std::string passed_over;
-  const std::vector<ActivationPlace> places = candidates(plan.task, plan.budget);
+  const std::vector<ActivationPlace> places = candidates(plan.task, plan.budget, memory);
   for (const ActivationPlace place : places) {
     const std::string missing = shortage(use_of(memory, plan.budget, place), plan.budget);
     plan.place = place;
@@ -170,9 +182,9 @@ void choose(TrainingPlan& plan, const TrainingMemory& memory) {
   if (plan.task.store != ActivationSetting::kAuto) {
     plan.why = "as activations.store says";
   } else if (plan.fault.empty()) {
-    plan.why = text("activations.store auto: the first that fits",
-                    passed_over.empty() ? "" : text("; ", passed_over),
-                    plan.task.every > 1 ? "; off is left out because of activations.every" : "");
+    plan.why = text(
+        "activations.store auto: the first that fits", passed_over.empty() ? "" : text("; ", passed_over),
+        plan.task.every > 1 && memory.everything ? "; off is left out because of activations.every" : "");
   } else {
     plan.why = text("activations.store auto: nothing fits; ", passed_over);
   }
@@ -199,39 +211,49 @@ DiskBuffers disk_buffers(int64_t layer_input_bytes) {
   return buffers;
 }
 
-TrainingPlan plan_training(const TrainingTask& task, const TrainingBudget& budget, double matmul_rate) {
+TrainingPlan plan_training(const TrainingTask& task, const TrainingBudget& budget,
+                           const MemoryOfStep& memory_of, double matmul_rate) {
   TrainingPlan plan;
   plan.task = task;
   plan.budget = budget;
   const ShardPlan shards = plan_shards(task.shape, task.pattern, task.tokens, task.ranks);
   for (int rank = 0; rank < task.ranks; ++rank)
     plan.tokens_per_rank = std::max(plan.tokens_per_rank, shards.shard(rank).size());
-  const TrainingMemory memory = training_memory(task.shape, task.pattern, shards, task.tile, task.every);
+  const TrainingMemory memory = memory_of(shards, task.tile, task.every);
   choose(plan, memory);
 
   plan.items = memory.fixed;
   const Use use = use_of(memory, budget, plan.place);
   if (plan.place == ActivationPlace::kOff) {
-    plan.items.push_back({"activations: all that backward needs of every layer", memory.everything});
+    plan.items.push_back(
+        {"activations: all that backward needs of every layer", memory.everything.value_or(0)});
   } else {
     plan.items.push_back({"activations: inputs of the layers that go backward", memory.group});
-    if (const int64_t rest = use.device - memory.fixed_bytes() - memory.group; rest > 0)
-      plan.items.push_back({plan.place == ActivationPlace::kNvme ? "activations: buffers before the disk"
-                                                                 : "activations: stored inputs of layers",
-                            rest});
+    const char* const kept = plan.place == ActivationPlace::kNvme ? "activations: buffers before the disk"
+                                                                  : "activations: stored inputs of layers";
+    const int64_t arriving = plan.place == ActivationPlace::kDevice ? 0 : memory.arriving;
+    if (arriving > 0)
+      plan.items.push_back({"activations: stored inputs of layers on their way back", arriving});
+    if (const int64_t rest = use.device - memory.fixed_bytes() - memory.group - arriving; rest > 0)
+      plan.items.push_back({kept, rest});
+    if (budget.has_own_host) plan.host_items = memory.host_fixed;
+    if (const int64_t rest = use.host - memory.host_bytes(); rest > 0)
+      plan.host_items.push_back({kept, rest});
   }
-  plan.host_bytes = use.host;
   plan.disk_bytes = use.disk;
   const Recompute again = plan.place == ActivationPlace::kOff ? Recompute::kNo : Recompute::kYes;
   plan.seconds = static_cast<double>(task.sequences) *
                  training_flops(task.shape, task.pattern, task.tokens, again, task.every).all() / matmul_rate;
-  if (!plan.fault.empty()) plan.remedy = Fitting(plan.task, plan.budget).remedy(plan.place);
+  if (!plan.fault.empty()) plan.remedy = Fitting(plan.task, plan.budget, memory_of).remedy(plan.place);
   return plan;
 }
 
 int64_t TrainingPlan::bytes() const {
-  return std::accumulate(items.begin(), items.end(), int64_t{0},
-                         [](int64_t sum, const MemoryItem& item) { return sum + item.bytes; });
+  return sum_of(items);
+}
+
+int64_t TrainingPlan::host_bytes() const {
+  return sum_of(host_items);
 }
 
 std::string TrainingPlan::describe() const {
@@ -239,7 +261,7 @@ std::string TrainingPlan::describe() const {
       "plan: ", task.tokens, " tokens on ", task.ranks, " ranks, at most ", tokens_per_rank,
       " each, in tiles of ", task.tile, "; ", megabytes(bytes()), " of ", megabytes(budget.device_bytes),
       " of ", budget.device_place, " a rank",
-      host_bytes > 0 ? text(", ", megabytes(host_bytes), " of host memory") : "",
+      host_bytes() > 0 ? text(", ", megabytes(host_bytes()), " of host memory") : "",
       disk_bytes > 0
           ? text(", ", megabytes(disk_bytes), " of ", megabytes(budget.scratch_bytes), " in ", budget.scratch)
           : "",
@@ -259,8 +281,10 @@ std::string TrainingPlan::table() const {
     row(item.name, item.bytes, "");
   row("a rank in all", bytes(),
       text("of ", megabytes(budget.device_bytes), " of ", budget.device_place, " for each rank"));
-  if (host_bytes > 0)
-    row("host memory", host_bytes, text("of ", megabytes(budget.host_bytes), " for each rank"));
+  for (const MemoryItem& item : host_items)
+    row("host memory: " + item.name, item.bytes, "");
+  if (!host_items.empty())
+    row("host memory in all", host_bytes(), text("of ", megabytes(budget.host_bytes), " for each rank"));
   row("disk", disk_bytes,
       disk_bytes > 0 ? text("of ", megabytes(budget.scratch_bytes), " in ", budget.scratch, " for each rank")
                      : "");
@@ -274,8 +298,9 @@ std::string TrainingPlan::table() const {
 void TrainingPlan::require() const {
   if (fault.empty()) return;
   std::string words;
-  for (const MemoryItem& item : items)
-    words += text(words.empty() ? "" : ", ", item.name, " ", megabytes(item.bytes));
+  for (const std::vector<MemoryItem>* list : {&items, &host_items})
+    for (const MemoryItem& item : *list)
+      words += text(words.empty() ? "" : ", ", item.name, " ", megabytes(item.bytes));
   throw UserError(text("a training step needs ", fault, " (", words, ")"),
                   text(task.tokens, " tokens on ", task.ranks, " ranks, activations.store ", name_of(place),
                        ", activations.every ", task.every, ", run.token_tile ", task.tile),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -53,14 +54,15 @@ struct TrainingPlan {
   TrainingBudget budget;
   int64_t tokens_per_rank = 0;  // the largest shard
   ActivationPlace place = ActivationPlace::kOff;
-  std::string why;                // this place
-  std::vector<MemoryItem> items;  // where the rank computes
-  int64_t host_bytes = 0;         // beside them, where the device has memory of its own
-  int64_t disk_bytes = 0;         // of a rank
-  double seconds = 0;             // a step's products at the measured rates
-  std::string fault, remedy;      // why it does not fit and what would; empty where it fits
+  std::string why;                     // this place
+  std::vector<MemoryItem> items;       // where the rank computes
+  std::vector<MemoryItem> host_items;  // beside them, where the device has memory of its own
+  int64_t disk_bytes = 0;              // of a rank
+  double seconds = 0;                  // a step's products at the measured rates
+  std::string fault, remedy;           // why it does not fit and what would; empty where it fits
 
   int64_t bytes() const;
+  int64_t host_bytes() const;
   /// The items as a table.
   std::string table() const;
   /// One line for the log.
@@ -69,7 +71,12 @@ struct TrainingPlan {
   void require() const;
 };
 
-/// Decides and adds up. `matmul_rate`: FLOP/s of all ranks together. Pure.
-TrainingPlan plan_training(const TrainingTask& task, const TrainingBudget& budget, double matmul_rate);
+/// What a step takes with these shards, tile and `every`, where the rank computes.
+using MemoryOfStep = std::function<TrainingMemory(const ShardPlan& shards, int64_t tile, int64_t every)>;
+
+/// Decides and adds up. `matmul_rate`: FLOP/s of all ranks together. Pure, but for `memory_of`. Throws
+/// UserError where activations.store: off is not offered.
+TrainingPlan plan_training(const TrainingTask& task, const TrainingBudget& budget,
+                           const MemoryOfStep& memory_of, double matmul_rate);
 
 }  // namespace longhalo

@@ -3,11 +3,10 @@
 #include <cstdlib>
 
 #include "app/bench.hpp"
+#include "app/engine_setup.hpp"
 #include "app/model_setup.hpp"
 #include "core/text.hpp"
 #include "device/available_memory.hpp"
-#include "kernels/matmul/matmul.hpp"
-#include "model/stored_inputs.hpp"
 #include "storage/disk_activation_store.hpp"
 #include "storage/job_scratch.hpp"
 #include "storage/posix.hpp"
@@ -19,10 +18,14 @@ int64_t least_of_ranks(const MpiSession& session, int64_t bytes) {
   return static_cast<int64_t>(spread_over_ranks(session, static_cast<double>(bytes)).min);
 }
 
-TrainingBudget host_budget(const MpiSession& session, const Config& config, Scratch scratch) {
+TrainingBudget budget_of(const MpiSession& session, const Config& config, const TrainingEngine& engine,
+                         Scratch scratch) {
   TrainingBudget budget;
-  budget.device_place = text("host ", session.host());
-  budget.device_bytes = least_of_ranks(session, available_host_bytes() / session.local_ranks());
+  budget.device_place = engine.memory_place();
+  budget.device_bytes = least_of_ranks(session, engine.available_bytes());
+  budget.has_own_host = engine.has_own_memory();
+  if (budget.has_own_host)
+    budget.host_bytes = least_of_ranks(session, available_host_bytes() / session.local_ranks());
   const std::filesystem::path directory = activations_directory(config);
   budget.scratch = directory.string();
   const bool may_use_disk = config.activations.store == ActivationSetting::kNvme ||
@@ -53,22 +56,29 @@ std::string job_name() {
   return "local";
 }
 
-TrainingPlan plan_training_job(const MpiSession& session, const Config& config, const ModelConfig& shape,
-                               int64_t tokens, int64_t sequences, Scratch scratch) {
+TrainingPlan plan_training_job(const MpiSession& session, const Config& config, TrainingEngine& engine,
+                               int64_t tokens, int64_t sequences, Scratch scratch, Checkpoints checkpoints) {
   TrainingTask task;
-  task.shape = shape;
+  task.shape = engine.config();
   task.pattern = attention_pattern(config);
   task.tokens = tokens;
   task.sequences = sequences;
   task.ranks = session.ranks();
-  task.tile = config.run.token_tile > 0 ? config.run.token_tile : kTrainingTile;
+  task.tile = config.run.token_tile > 0 ? config.run.token_tile : engine.default_tile();
   task.store = config.activations.store;
   task.every = config.activations.every;
-  const TrainingBudget budget = host_budget(session, config, scratch);
+  const TrainingBudget budget = budget_of(session, config, engine, scratch);
+  const MemoryOfStep memory_of = [&](const ShardPlan& shards, int64_t tile, int64_t every) {
+    TrainingMemory memory = engine.memory(shards, tile, every);
+    if (checkpoints == Checkpoints::kNo) memory.host_fixed.clear();
+    return memory;
+  };
   check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
-  const double rate = spread_over_ranks(session, measure_matmul_rate(0.5)).mean * session.ranks();
+  double own_rate = 0;
+  session.together([&] { own_rate = engine.measure_matmul_rate(0.5); });
+  const double rate = spread_over_ranks(session, own_rate).mean * session.ranks();
   TrainingPlan plan;
-  session.together([&] { plan = plan_training(task, budget, rate); });
+  session.together([&] { plan = plan_training(task, budget, memory_of, rate); });
   return plan;
 }
 
@@ -96,17 +106,20 @@ std::unique_ptr<ActivationStore> make_activation_store(const MpiSession& session
 }
 
 std::unique_ptr<ActivationStore> make_activation_store(const MpiSession& session, const Config& config,
-                                                       const TrainingPlan& plan, int64_t own_tokens) {
-  return make_activation_store(
-      session, config, plan.place,
-      stored_inputs_shape(plan.task.shape.layers, own_tokens, plan.task.shape.hidden, plan.task.every));
+                                                       const TrainingEngine& engine, const TrainingPlan& plan,
+                                                       int64_t own_tokens) {
+  if (engine.has_own_memory() && plan.place == ActivationPlace::kDevice) return nullptr;
+  return make_activation_store(session, config, plan.place,
+                               engine.stored_inputs_shape(own_tokens, plan.task.every));
 }
 
 void print_training_plan(const MpiSession& session, const Config& config) {
   use_threads(session, config);
   ModelConfig shape;
   session.together([&] { shape = model_shape(config); });
-  const TrainingPlan plan = plan_training_job(session, config, shape, config.train.sequence_tokens,
+  const std::unique_ptr<TrainingEngine> engine =
+      make_training_engine(session, config, shape, attention_pattern(config));
+  const TrainingPlan plan = plan_training_job(session, config, *engine, config.train.sequence_tokens,
                                               config.train.accumulation, Scratch::kLeave);
   session.together([&] {
     if (session.is_root()) print_text(plan.table());

@@ -46,4 +46,17 @@ int choose_device(const MpiSession& session, ShareGpus share) {
   return index;
 }
 
+int ranks_on_card(const MpiSession& session, const std::string& uuid) {
+  constexpr size_t kLength = sizeof Sight::first_gpu;
+  std::vector<char> all(kLength * static_cast<size_t>(session.ranks()));
+  char own[kLength] = {};
+  uuid.copy(own, kLength - 1);
+  check_mpi(MPI_Allgather(own, kLength, MPI_CHAR, all.data(), kLength, MPI_CHAR, session.comm()),
+            "MPI_Allgather");
+  int sharing = 0;
+  for (size_t at = 0; at < all.size(); at += kLength)
+    sharing += std::memcmp(own, all.data() + at, kLength) == 0 ? 1 : 0;
+  return sharing;
+}
+
 }  // namespace longhalo

@@ -29,4 +29,7 @@ int device_index(const NodeGpus& node, ShareGpus share);
 /// Built with CUDA only.
 int choose_device(const MpiSession& session, ShareGpus share);
 
+/// Ranks, this one included, that compute on the card of this unique name (DeviceInfo::uuid). Collective.
+int ranks_on_card(const MpiSession& session, const std::string& uuid);
+
 }  // namespace longhalo

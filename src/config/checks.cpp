@@ -229,11 +229,9 @@ class Checker {
   void check_train() {
     const Config::Train& train = config_.train;
     if (subcommand_ != Subcommand::kTrain) return;
-    if (config_.run.device == DeviceSetting::kCuda)
-      fault({"run.device"}, text(told("run.device"), ": training runs on the CPU only; use cpu or auto"));
-    if (config_.run.precision == PrecisionSetting::kBf16 || config_.run.precision == PrecisionSetting::kFp8)
-      fault({"run.precision"},
-            text(told("run.precision"), ": training runs on the CPU only, in fp32; use fp32 or auto"));
+    if (config_.run.precision == PrecisionSetting::kFp8)
+      fault({"run.precision"}, text(told("run.precision"),
+                                    ": training computes in bf16 on GPUs and in fp32 on the CPU; use auto"));
     if (train.warmup_steps > train.steps)
       fault({"train.warmup_steps", "train.steps"},
             text(told("train.warmup_steps"), " is more than ", told("train.steps")));

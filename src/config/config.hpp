@@ -145,6 +145,7 @@ struct Config {
     int64_t checkpoint_every = 100;    // steps; 0 is at the end and on signals alone
     int64_t checkpoint_keep = 2;
     int64_t most_skipped = 5;  // steps in a row
+    bool deterministic = false;
     bool operator==(const Train&) const = default;
   };
 

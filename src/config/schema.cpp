@@ -92,6 +92,11 @@ void add_train_keys(ConfigSchema& all) {
       key("train.most_skipped", whole(0, 1 << 20), FIELD(train.most_skipped),
           "Steps in a row that may be skipped because loss or gradient are not finite; one more "
           "stops the job."));
+  all.keys.push_back(
+      key("train.deterministic", Switch{}, FIELD(train.deterministic),
+          "On GPUs: gradients with the same bits on every repeat, so that a resumed run equals one that was "
+          "never stopped bit for bit; attention's gradient then takes about twice as long. On the CPU it is "
+          "always so."));
 }
 
 void add_activation_keys(ConfigSchema& all) {

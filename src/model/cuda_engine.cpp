@@ -1,8 +1,8 @@
 #include "model/cuda_engine.hpp"
 
 #include <algorithm>
-#include <cstring>
 
+#include "comm/device_choice.hpp"
 #include "comm/transport.hpp"
 #include "core/error.hpp"
 #include "core/text.hpp"
@@ -66,20 +66,6 @@ class CudaReading : public Reading {
   std::unique_ptr<CudaContext> context_;
 };
 
-// Ranks, this one included, that compute on this rank's card. Collective.
-int ranks_on_card(const MpiSession& session, const DeviceInfo& device) {
-  constexpr size_t kLength = 64;
-  std::vector<char> all(kLength * static_cast<size_t>(session.ranks()));
-  char own[kLength] = {};
-  device.uuid.copy(own, kLength - 1);
-  check_mpi(MPI_Allgather(own, kLength, MPI_CHAR, all.data(), kLength, MPI_CHAR, session.comm()),
-            "MPI_Allgather");
-  int sharing = 0;
-  for (size_t at = 0; at < all.size(); at += kLength)
-    sharing += std::memcmp(own, all.data() + at, kLength) == 0 ? 1 : 0;
-  return sharing;
-}
-
 class CudaEngine : public Engine {
  public:
   CudaEngine(const MpiSession& session, std::unique_ptr<Device> device, TransportChoice transport,
@@ -89,7 +75,7 @@ class CudaEngine : public Engine {
         pattern_(pattern),
         precision_(precision),
         device_(std::move(device)),
-        sharing_(ranks_on_card(session, device_->info())),
+        sharing_(ranks_on_card(session, device_->info().uuid)),
         transport_(make_transport(session, transport, device_->info())) {
     session.together([&] { matmul_ = std::make_unique<DeviceMatmul>(device_->compute()); });
   }

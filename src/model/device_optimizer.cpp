@@ -100,6 +100,17 @@ void DeviceOptimizer::for_each_owned(int64_t section, const Visit& visit) const 
   }
 }
 
+OptimizerLayout DeviceOptimizer::layout() const {
+  OptimizerLayout layout{{}, owned_};
+  for (const DeviceSection& section : gradients_.sections()) {
+    const int64_t begin = layout.elements();
+    layout.groups.push_back({begin, begin});
+    for (const DeviceParameter& parameter : section.parameters)
+      layout.groups.back().end += parameter.size;
+  }
+  return layout;
+}
+
 void DeviceOptimizer::begin_step() {
   if (!sums_.empty())
     check_cuda(cudaMemsetAsync(sums_.data(), 0, static_cast<size_t>(sums_.bytes()), compute_),

@@ -15,9 +15,9 @@
 
 #include "comm/mpi_session.hpp"
 #include "model/adamw.hpp"
-#include "model/bucket_plan.hpp"
 #include "model/device_gradients.hpp"
 #include "model/device_prefill.hpp"
+#include "model/optimizer_layout.hpp"
 
 namespace longhalo {
 
@@ -38,16 +38,9 @@ class DeviceOptimizer {
   /// does not wait. Collective.
   void update(double learning_rate, double gradient_scale);
 
-  /// State for job checkpoints: stretches of the flat order of parameters_of() that this rank owns, in order,
-  /// and where each begins in its arrays.
-  struct Owned {
-    ElementRange flat;
-    int64_t at = 0;
-  };
-  const std::vector<Owned>& owned() const { return owned_; }
-  float* master() { return master_.data(); }
-  float* first_moment() { return m_.data(); }
-  float* second_moment() { return v_.data(); }
+  /// State for job checkpoints; its groups are the sections.
+  OptimizerLayout layout() const;
+  OptimizerArrays arrays() { return {master_.data(), m_.data(), v_.data()}; }
   const float* sums() const { return sums_.data(); }
   int64_t steps() const { return steps_; }  // updates so far
   /// After the arrays were filled: gives every rank the weights. Collective.
@@ -71,7 +64,7 @@ class DeviceOptimizer {
   AdamWOptions options_;
   cudaStream_t compute_, communication_;
   std::vector<int64_t> owned_before_;  // [sections + 1] elements of this rank's arrays, parts padded
-  std::vector<Owned> owned_;
+  std::vector<OwnedElements> owned_;
   DeviceBuffer<float> master_, m_, v_, sums_;  // [owned]
   DeviceBuffer<float> arrived_;                // [ranks - 1, largest part]
   std::vector<Event> ready_, free_;            // [sections] done with compute; its memory may be used again

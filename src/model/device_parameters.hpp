@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "model/device_weights.hpp"
@@ -13,6 +14,7 @@
 namespace longhalo {
 
 struct DeviceParameter {
+  std::string name;  // as parameters_of() calls it
   int64_t flat = 0;  // first element among all elements of parameters_of()
   int64_t at = 0;    // first element in its section
   int64_t size = 0;

@@ -1,6 +1,7 @@
 #include "model/device_trainer.hpp"
 
 #include "core/clock.hpp"
+#include "model/device_training_memory.hpp"
 
 namespace longhalo {
 
@@ -9,7 +10,7 @@ DeviceTrainer::DeviceTrainer(const DeviceRoom& room, const MpiSession& session, 
                              const DeviceTrainerOptions& options)
     : session_(session),
       options_(options),
-      gradients_(weights, kLayersAtOnce, room.device.compute()),
+      gradients_(weights, kGradientLayersAtOnce, room.device.compute()),
       pass_(room, session, weights, gradients_, pattern, shards, options.pass),
       optimizer_(room, session, gradients_, options.adamw) {}
 
@@ -17,8 +18,14 @@ StepResult DeviceTrainer::step(int64_t number, std::span<const TrainingSequence>
   StepResult result = begin_result(sequences);
   optimizer_.begin_step();
   LossSums own;
-  for (const TrainingSequence& sequence : sequences)
-    own += pass_.forward_backward(sequence, result.scale(), options_.z_loss, optimizer_.hooks());
+  try {
+    for (const TrainingSequence& sequence : sequences)
+      own += pass_.forward_backward(sequence, result.scale(), options_.z_loss, optimizer_.hooks());
+  } catch (const JointError&) {
+    // All ranks are here, at the same layer: gradients that are on their way arrive before their memory goes.
+    optimizer_.finish_gradients();
+    throw;
+  }
   const Stopwatch watch;
   conclude_step(session_, number, own, options_, optimizer_, result);
   optimizer_seconds_ += watch.seconds();

@@ -36,9 +36,6 @@ class DeviceTrainer {
   StepTimes times() const { return {pass_.times(), optimizer_seconds_, {}}; }
 
  private:
-  // Of one layer's gradients while the one before is on its way to its owners.
-  static constexpr int64_t kLayersAtOnce = 2;
-
   const MpiSession& session_;
   DeviceTrainerOptions options_;
   DeviceGradients gradients_;

@@ -3,20 +3,16 @@
 #include <algorithm>
 
 #include "kernels/cross_entropy/cross_entropy.hpp"
+#include "model/device_training_memory.hpp"
 #include "model/device_training_pass.hpp"
 
 namespace longhalo {
-namespace {
-
-constexpr int64_t kTileLogits = int64_t{1} << 28;  // 1 GiB in fp32, and half of it for their gradient
-
-}  // namespace
 
 LossSums DeviceTrainingPass::loss(const TrainingSequence& sequence, double loss_scale, double z_loss,
                                   WithGradient with_gradient) {
   const ModelConfig& c = weights_.config;
   const bool back = with_gradient == WithGradient::kYes;
-  const int64_t rows = std::clamp<int64_t>(kTileLogits / c.vocabulary, 1, tile_);
+  const int64_t rows = device_loss_rows(c, tile_);
   const int64_t stride = (c.vocabulary + 7) / 8 * 8;
   DeviceBuffer<float> logits(rows * c.vocabulary, "logits of some tokens", compute_);
   DeviceBuffer<BFloat16> d_logits(back ? rows * stride : 0, "gradients of logits", compute_);

@@ -59,49 +59,88 @@ Json bands_of(const AttentionPattern& pattern) {
 
 }  // namespace
 
-std::vector<NamedTensor> model_tensors(const Weights& weights, std::vector<std::vector<float>>& joined) {
+ModelArrays arrays_of(const Weights& weights) {
   const ModelConfig& c = weights.config;
-  std::vector<NamedTensor> tensors;
-  const auto put = [&tensors](std::string name, std::vector<int64_t> shape, std::span<const float> values) {
-    tensors.push_back({std::move(name), Dtype::kF32, std::move(shape), std::as_bytes(values)});
-  };
-  put("model.embed_tokens.weight", {c.vocabulary, c.hidden}, weights.embedding.span());
-  for (size_t index = 0; index < weights.layers.size(); ++index) {
-    const LayerWeights& w = weights.layers[index];
-    const std::string layer = layer_prefix(static_cast<int64_t>(index));
-    const auto add = [&](const char* name, std::vector<int64_t> shape, std::span<const float> values) {
-      put(layer + name, std::move(shape), values);
-    };
-    const auto half = static_cast<size_t>(c.ffn * c.hidden);
-    add("input_layernorm.weight", {c.hidden}, w.attention_norm.span());
-    add("self_attn.q_proj.weight", {c.q_size(), c.hidden}, w.q.span());
-    add("self_attn.k_proj.weight", {c.kv_size(), c.hidden}, w.k.span());
-    add("self_attn.v_proj.weight", {c.kv_size(), c.hidden}, w.v.span());
-    add("self_attn.o_proj.weight", {c.hidden, c.q_size()}, w.o.span());
-    add("post_attention_layernorm.weight", {c.hidden}, w.mlp_norm.span());
-    add("mlp.gate_proj.weight", {c.ffn, c.hidden}, w.gate_up.span().first(half));
-    add("mlp.up_proj.weight", {c.ffn, c.hidden}, w.gate_up.span().last(half));
-    add("mlp.down_proj.weight", {c.hidden, c.ffn}, w.down.span());
-    add("self_attn.landmark_bias", {c.heads}, w.landmark_bias.span());
-    if (w.landmark_query.empty()) continue;
-    std::vector<float>& all = joined.emplace_back();
+  ModelArrays arrays;
+  arrays.config = c;
+  arrays.matrices = Dtype::kF32;
+  arrays.embedding = weights.embedding.data();
+  arrays.final_norm = weights.final_norm.data();
+  if (!c.tied_embeddings) arrays.head = weights.untied_head.data();
+  for (const LayerWeights& w : weights.layers) {
+    LayerArrays& to = arrays.layers.emplace_back();
+    to = {w.attention_norm.data(),
+          w.q.data(),
+          w.k.data(),
+          w.v.data(),
+          w.o.data(),
+          w.mlp_norm.data(),
+          w.gate_up.data(),
+          w.gate_up.data() + c.ffn * c.hidden,
+          w.down.data(),
+          w.landmark_bias.data(),
+          {}};
     for (const HostBuffer<float>& query : w.landmark_query)
-      all.insert(all.end(), query.data(), query.data() + query.size());
-    add("self_attn.landmark_query", {static_cast<int64_t>(w.landmark_query.size()), c.kv_heads, c.head_dim},
-        all);
+      to.landmark_query.insert(to.landmark_query.end(), query.data(), query.data() + query.size());
   }
-  put("model.norm.weight", {c.hidden}, weights.final_norm.span());
-  if (!c.tied_embeddings) put("lm_head.weight", {c.vocabulary, c.hidden}, weights.untied_head.span());
+  return arrays;
+}
+
+std::vector<NamedTensor> model_tensors(const ModelArrays& arrays) {
+  const ModelConfig& c = arrays.config;
+  std::vector<NamedTensor> tensors;
+  const auto put = [&tensors](std::string name, Dtype dtype, std::vector<int64_t> shape, const void* values) {
+    int64_t bytes = dtype_bytes(dtype);
+    for (const int64_t size : shape)
+      bytes *= size;
+    tensors.push_back({std::move(name),
+                       dtype,
+                       std::move(shape),
+                       {static_cast<const std::byte*>(values), static_cast<size_t>(bytes)}});
+  };
+  put("model.embed_tokens.weight", arrays.matrices, {c.vocabulary, c.hidden}, arrays.embedding);
+  for (size_t index = 0; index < arrays.layers.size(); ++index) {
+    const LayerArrays& w = arrays.layers[index];
+    const std::string layer = layer_prefix(static_cast<int64_t>(index));
+    const auto matrix = [&](const char* name, int64_t out, int64_t in, const void* values) {
+      put(layer + name, arrays.matrices, {out, in}, values);
+    };
+    const auto vector = [&](const char* name, std::vector<int64_t> shape, const void* values) {
+      put(layer + name, Dtype::kF32, std::move(shape), values);
+    };
+    vector("input_layernorm.weight", {c.hidden}, w.attention_norm);
+    matrix("self_attn.q_proj.weight", c.q_size(), c.hidden, w.q);
+    matrix("self_attn.k_proj.weight", c.kv_size(), c.hidden, w.k);
+    matrix("self_attn.v_proj.weight", c.kv_size(), c.hidden, w.v);
+    matrix("self_attn.o_proj.weight", c.hidden, c.q_size(), w.o);
+    vector("post_attention_layernorm.weight", {c.hidden}, w.mlp_norm);
+    matrix("mlp.gate_proj.weight", c.ffn, c.hidden, w.gate);
+    matrix("mlp.up_proj.weight", c.ffn, c.hidden, w.up);
+    matrix("mlp.down_proj.weight", c.hidden, c.ffn, w.down);
+    vector("self_attn.landmark_bias", {c.heads}, w.landmark_bias);
+    const auto bands = static_cast<int64_t>(w.landmark_query.size()) / c.kv_size();
+    if (bands > 0)
+      vector("self_attn.landmark_query", {bands, c.kv_heads, c.head_dim}, w.landmark_query.data());
+  }
+  put("model.norm.weight", Dtype::kF32, {c.hidden}, arrays.final_norm);
+  if (arrays.head != nullptr) put("lm_head.weight", arrays.matrices, {c.vocabulary, c.hidden}, arrays.head);
   return tensors;
 }
 
-std::vector<std::pair<std::string, std::string>> model_files(const ModelConfig& config,
+HostBuffer<std::byte> copy_tensor(NamedTensor& tensor, const CopyBytes& copy) {
+  HostBuffer<std::byte> bytes(static_cast<int64_t>(tensor.bytes.size()), "a copy of the weights");
+  copy(bytes.data(), tensor.bytes.data(), bytes.size());
+  tensor.bytes = bytes.span();
+  return bytes;
+}
+
+std::vector<std::pair<std::string, std::string>> model_files(const ModelConfig& config, Dtype matrices,
                                                              const AttentionPattern& pattern,
                                                              const fs::path& origin,
                                                              OriginConfig origin_config) {
   const bool keeps = origin_config == OriginConfig::kKeep && !origin.empty();
   Json description = keeps ? Json::parse(contents_of(origin / "config.json")) : new_config(config);
-  description["torch_dtype"] = "float32";
+  description["torch_dtype"] = matrices == Dtype::kBF16 ? "bfloat16" : "float32";
   description["longhalo"] = {{"bands", bands_of(pattern)}};
   std::vector<std::pair<std::string, std::string>> files{{"config.json", description.dump(2) + "\n"}};
   const auto take_along = [&](const char* name) {
@@ -113,22 +152,20 @@ std::vector<std::pair<std::string, std::string>> model_files(const ModelConfig& 
   return files;
 }
 
-void save_model(const Weights& weights, const AttentionPattern& pattern, const fs::path& directory,
-                const fs::path& origin, OriginConfig origin_config) {
+void save_model(const std::vector<NamedTensor>& tensors,
+                const std::vector<std::pair<std::string, std::string>>& beside, const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (error)
     throw UserError(text("the folder cannot be made: ", error.message()), directory.string(),
                     "choose another output.directory");
   remove_abandoned_temporaries(directory, Abandoned::kWriterGone);
-  std::vector<std::vector<float>> joined;
-  const std::vector<NamedTensor> tensors = model_tensors(weights, joined);
   // One file, whatever its size: it replaces the one before in a single rename.
   const std::vector<WeightFile> files = plan_weight_files(tensors, std::numeric_limits<int64_t>::max());
   const std::unique_ptr<VerifiedFile> file = write_safetensors(directory / files[0].name, tensors, files[0]);
   file->verify();
   file->commit();
-  for (const auto& [name, contents] : model_files(weights.config, pattern, origin, origin_config))
+  for (const auto& [name, contents] : beside)
     write_file_atomically(directory / name, contents);
 }
 

@@ -51,11 +51,14 @@ ShardedOptimizer::~ShardedOptimizer() {
       if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
 }
 
-std::vector<ElementRange> ShardedOptimizer::owned_ranges() const {
-  std::vector<ElementRange> ranges;
-  for (int64_t bucket = 0; bucket < plan_.buckets(); ++bucket)
-    ranges.push_back(plan_.part(bucket, session_.rank()));
-  return ranges;
+OptimizerLayout ShardedOptimizer::layout() const {
+  OptimizerLayout layout;
+  for (int64_t bucket = 0; bucket < plan_.buckets(); ++bucket) {
+    layout.groups.push_back(plan_.bucket(bucket));
+    layout.owned.push_back(
+        {plan_.part(bucket, session_.rank()), plan_.owned_before(bucket, session_.rank())});
+  }
+  return layout;
 }
 
 void ShardedOptimizer::gradients_ready(int64_t elements) {

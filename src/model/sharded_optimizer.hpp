@@ -22,6 +22,7 @@
 #include "device/host_buffer.hpp"
 #include "model/adamw.hpp"
 #include "model/bucket_plan.hpp"
+#include "model/optimizer_layout.hpp"
 #include "model/parameters.hpp"
 
 namespace longhalo {
@@ -58,14 +59,9 @@ class ShardedOptimizer {
   int64_t steps() const { return steps_; }  // updates so far
   const CommCost& cost() const { return cost_; }
 
-  /// State for job checkpoints: the global element ranges that this rank owns, in order, and its arrays,
-  /// which hold them one after the other.
-  std::vector<ElementRange> owned_ranges() const;
-  /// All elements of the bucket that the owned range of this index is a part of.
-  ElementRange bucket(int64_t index) const { return plan_.bucket(index); }
-  std::span<const float> master() const { return master_.span(); }
-  std::span<const float> first_moment() const { return m_.span(); }
-  std::span<const float> second_moment() const { return v_.span(); }
+  /// State for job checkpoints; its groups are the buckets.
+  OptimizerLayout layout() const;
+  OptimizerArrays arrays() { return {master_.data(), m_.data(), v_.data()}; }
   std::span<float> master() { return master_.span(); }
   std::span<float> first_moment() { return m_.span(); }
   std::span<float> second_moment() { return v_.span(); }

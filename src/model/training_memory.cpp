@@ -19,13 +19,10 @@ int64_t sum_of(const std::vector<MemoryItem>& items) {
                          [](int64_t sum, const MemoryItem& item) { return sum + item.bytes; });
 }
 
-// The largest shard, and the largest shard with its halo.
-struct Most {
-  int64_t tokens = 0, rows = 0, segments = 0;
-};
+}  // namespace
 
-Most largest(const AttentionPattern& pattern, const ShardPlan& shards) {
-  Most most;
+MostOfRanks most_of_ranks(const AttentionPattern& pattern, const ShardPlan& shards) {
+  MostOfRanks most;
   const int64_t reach = std::min(pattern.exact_reach(), shards.tokens());
   for (int rank = 0; rank < shards.ranks(); ++rank) {
     const TokenRange shard = shards.shard(rank);
@@ -37,16 +34,18 @@ Most largest(const AttentionPattern& pattern, const ShardPlan& shards) {
   return most;
 }
 
-}  // namespace
-
 int64_t TrainingMemory::fixed_bytes() const {
   return sum_of(fixed);
+}
+
+int64_t TrainingMemory::host_bytes() const {
+  return sum_of(host_fixed);
 }
 
 TrainingMemory training_memory(const ModelConfig& config, const AttentionPattern& pattern,
                                const ShardPlan& shards, int64_t tile, int64_t every) {
   const ModelConfig& c = config;
-  const Most most = largest(pattern, shards);
+  const MostOfRanks most = most_of_ranks(pattern, shards);
   const auto strided = static_cast<int64_t>(pattern.strides().size());
   const int64_t parameters = c.parameters() + c.layers * (c.heads + strided * c.kv_size());
   const int64_t owned = (parameters + shards.ranks() - 1) / shards.ranks();

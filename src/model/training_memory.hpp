@@ -1,8 +1,10 @@
 // Bytes and FLOPs of a training step, from sizes alone: what a plan is made of before anything is allocated.
-// For the CPU's fp32 path. Everything is that of the rank with the largest share.
+// For the CPU's fp32 path (device_training_memory.hpp is the GPU's). Everything is that of the rank with the
+// largest share.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "comm/shard_plan.hpp"
@@ -13,14 +15,24 @@
 namespace longhalo {
 
 struct TrainingMemory {
-  std::vector<MemoryItem> fixed;  // whatever is kept of the layers
-  int64_t everything = 0;         // checkpointing off: all that backward needs of all layers
-  int64_t stored = 0;             // with a store: what it holds, the inputs of every k-th layer
-  int64_t layer_input = 0;        // one of them
-  int64_t group = 0;              // with a store: inputs that are alive while a group of layers goes backward
+  std::vector<MemoryItem> fixed;       // whatever is kept of the layers
+  std::vector<MemoryItem> host_fixed;  // the same beside them in host memory, where the device has its own
+  /// Checkpointing off: all that backward needs of all layers; nothing where that is not offered.
+  std::optional<int64_t> everything;
+  int64_t stored = 0;       // with a store: what it holds, the inputs of every k-th layer
+  int64_t layer_input = 0;  // one of them
+  int64_t group = 0;        // with a store: inputs that are alive while a group of layers goes backward
+  int64_t arriving = 0;     // with a store that is not on the device: inputs on their way back, there
 
   int64_t fixed_bytes() const;
+  int64_t host_bytes() const;
 };
+
+/// The largest shard, the largest with its halo, and the landmarks of all bands.
+struct MostOfRanks {
+  int64_t tokens = 0, rows = 0, segments = 0;
+};
+MostOfRanks most_of_ranks(const AttentionPattern& pattern, const ShardPlan& shards);
 
 /// `tile` tokens go through a layer at once; the input of every `every`-th layer is stored.
 TrainingMemory training_memory(const ModelConfig& config, const AttentionPattern& pattern,

@@ -188,7 +188,10 @@ class Train(TrainingCase):
     def test_what_cannot_be_is_refused(self):
         self.assert_refused(self.train(self.training(train={"sequence_tokens": 100000})), "less than one sequence")
         self.assert_refused(self.train(self.training(train={"warmup_steps": 70})), "train.warmup_steps 70")
-        self.assert_refused(self.train(self.training(), "--set", "run.device=cuda"), "training runs on the CPU")
+        self.assert_refused(self.train(self.training(), "--set", "run.device=cuda",
+                                       environment={"CUDA_VISIBLE_DEVICES": ""}), "cuda, but there is no GPU")
+        self.assert_refused(self.train(self.training(), "--set", "run.device=auto", "--set", "run.precision=fp8"),
+                            "training computes in bf16 on GPUs")
         self.out.mkdir(exist_ok=True)
         (self.out / "metrics.jsonl").write_text("{}\n")
         self.assert_refused(self.train(self.training()), "an earlier training run")

@@ -77,9 +77,9 @@ Weights tiny_model(uint64_t seed) {
 }
 
 void write(const MpiSession& ranks, const fs::path& folder, int64_t step, const Weights& weights,
-           const ShardedOptimizer& optimizer) {
+           ShardedOptimizer& optimizer) {
   CheckpointWriter writer(folder, agreement_of(ranks));
-  const TrainingSnapshot snapshot(weights, optimizer, writer);
+  const TrainingSnapshot snapshot = snapshot_of(weights, optimizer, writer);
   CheckpointContents contents;
   contents.step = step;
   contents.weights = snapshot.weights();
@@ -99,8 +99,8 @@ void read(const MpiSession& ranks, const fs::path& folder, int64_t updates, Shar
 template <class Visit>
 void for_owned(const ShardedOptimizer& optimizer, const Visit& visit) {
   size_t own = 0;
-  for (const ElementRange& range : optimizer.owned_ranges())
-    for (int64_t element = range.begin; element < range.end; ++element)
+  for (const OwnedElements& part : optimizer.layout().owned)
+    for (int64_t element = part.flat.begin; element < part.flat.end; ++element)
       visit(own++, element);
 }
 
@@ -156,7 +156,7 @@ TEST(TrainingSnapshot, IsOfItsMoment) {
   ShardedOptimizer optimizer(session(), weights, gradients, {}, 64);
   const std::vector<float> before = flat(weights);
   CheckpointWriter writer(folder.path(), agreement_of(session()));
-  const TrainingSnapshot snapshot(weights, optimizer, writer);
+  const TrainingSnapshot snapshot = snapshot_of(weights, optimizer, writer);
   // What changes after it was taken is not in it, although the writer reads it only now.
   for (float& value : optimizer.master())
     value = 99;
@@ -189,7 +189,7 @@ TEST(TrainingSnapshot, OfAnotherModelIsRefusedByAll) {
   ASSERT_TRUE(found);
   OptimizerStateReader reader = found->optimizer();
   EXPECT_THROW(restore_optimizer(session(), reader, 1, of_other), JointError);
-  EXPECT_NE(fingerprint_of(parameters_of(weights)), fingerprint_of(parameters_of(other)));
+  EXPECT_NE(fingerprint_of(sizes_of(parameters_of(weights))), fingerprint_of(sizes_of(parameters_of(other))));
 }
 
 struct TrainRun {

@@ -46,7 +46,10 @@ TrainingBudget budget_of(int64_t device, int64_t scratch) {
 }
 
 TrainingPlan plan_of(const TrainingTask& task, const TrainingBudget& budget) {
-  return plan_training(task, budget, kRate);
+  const MemoryOfStep memory_of = [&](const ShardPlan& shards, int64_t tile, int64_t every) {
+    return training_memory(task.shape, task.pattern, shards, tile, every);
+  };
+  return plan_training(task, budget, memory_of, kRate);
 }
 
 int64_t item(const TrainingPlan& plan, std::string_view name) {
@@ -116,12 +119,12 @@ TEST(TrainingPlan, DeviceWithAHostBeside) {
   budget.device_bytes = on_device - 1;
   const TrainingPlan host = plan_of(task, budget);
   EXPECT_EQ(host.place, ActivationPlace::kHost);
-  EXPECT_EQ(host.host_bytes, 7 * host.tokens_per_rank * 64 * 4);
-  EXPECT_EQ(host.bytes() + host.host_bytes, on_device);
-  budget.host_bytes = host.host_bytes - 1;
+  EXPECT_EQ(host.host_bytes(), 7 * host.tokens_per_rank * 64 * 4);
+  EXPECT_EQ(host.bytes() + host.host_bytes(), on_device);
+  budget.host_bytes = host.host_bytes() - 1;
   const TrainingPlan disk = plan_of(task, budget);
   EXPECT_EQ(disk.place, ActivationPlace::kNvme);
-  EXPECT_EQ(disk.host_bytes, disk_buffers(disk.tokens_per_rank * 64 * 4).bytes());
+  EXPECT_EQ(disk.host_bytes(), disk_buffers(disk.tokens_per_rank * 64 * 4).bytes());
   EXPECT_EQ(disk.bytes(), host.bytes()) << "the buffers are the host's";
 }
 

@@ -1,0 +1,156 @@
+#include "model/cuda_training_engine.hpp"
+
+#include "comm/device_choice.hpp"
+#include "comm/transport.hpp"
+#include "core/text.hpp"
+#include "model/device_rates.hpp"
+#include "model/device_trainer.hpp"
+#include "model/device_training_memory.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr int64_t kDefaultTile = 8192;
+
+ModelArrays arrays_of(DeviceWeights& weights, cudaStream_t stream) {
+  const ModelConfig& c = weights.config;
+  ModelArrays arrays;
+  arrays.config = c;
+  arrays.matrices = Dtype::kBF16;
+  arrays.embedding = weights.embedding.data();
+  arrays.final_norm = weights.final_norm.data();
+  if (!c.tied_embeddings) arrays.head = weights.untied_head.data();
+  for (DeviceLayerWeights& w : weights.layers) {
+    const BFloat16 *kv = w.kv.bf16.data(), *gate_up = w.gate_up.bf16.data();
+    LayerArrays& to = arrays.layers.emplace_back();
+    to = {w.attention_norm.data(), w.q.bf16.data(),        kv,      kv + c.kv_size() * c.hidden,
+          w.o.bf16.data(),         w.mlp_norm.data(),      gate_up, gate_up + c.ffn * c.hidden,
+          w.down.bf16.data(),      w.landmark_bias.data(), {}};
+    for (DeviceBuffer<float>& query : w.landmark_query) {
+      std::vector<float> values(static_cast<size_t>(query.size()));
+      to_host<float>(values, query.data(), stream);
+      to.landmark_query.insert(to.landmark_query.end(), values.begin(), values.end());
+    }
+  }
+  return arrays;
+}
+
+class CudaTrainingEngine : public TrainingEngine {
+ public:
+  CudaTrainingEngine(const MpiSession& session, std::unique_ptr<Device> device, TransportChoice transport,
+                     const ModelConfig& config, const AttentionPattern& pattern)
+      : session_(session),
+        config_(config),
+        pattern_(pattern),
+        device_(std::move(device)),
+        sharing_(ranks_on_card(session, device_->info().uuid)),
+        transport_(make_transport(session, transport, device_->info())) {
+    session.together([&] { matmul_ = std::make_unique<DeviceMatmul>(device_->compute()); });
+  }
+
+  const ModelConfig& config() const override { return config_; }
+  Precision precision() const override { return Precision::kBf16; }
+  std::string device() const override {
+    return text(device_->info().name, " ", device_->info().index, sharing_ > 1 ? " (shared)" : "");
+  }
+  std::string transport() const override { return transport_.reason; }
+
+  int64_t default_tile() const override { return kDefaultTile; }
+  TrainingMemory memory(const ShardPlan& shards, int64_t tile, int64_t every) const override {
+    return device_training_memory(config_, pattern_, shards, tile, every);
+  }
+  int64_t available_bytes() const override { return device_->available_bytes() / sharing_; }
+  std::string memory_place() const override {
+    return text("GPU ", device_->info().index, " (", device_->info().name, ") of host ", session_.host());
+  }
+  bool has_own_memory() const override { return true; }
+  double measure_matmul_rate(double seconds) override {
+    return measure_device_rates(*matmul_, Precision::kBf16, device_->compute(), seconds).products;
+  }
+  ActivationShape stored_inputs_shape(int64_t tokens, int64_t every) const override {
+    return device_stored_inputs_shape(config_.layers, tokens, config_.hidden, every);
+  }
+
+  void load_weights(const WeightsRequest& request) override {
+    cudaStream_t stream = device_->compute();
+    weights_ =
+        request.checkpoint
+            ? load_device_weights(*request.checkpoint, config_, request.landmarks, Precision::kBf16, stream)
+            : random_device_weights(config_, request.landmarks, request.seed, Precision::kBf16, stream);
+    add_landmark_queries(weights_, request.landmarks.strided_bands, stream);
+  }
+  void begin(const ShardPlan& shards, const TrainingEngineOptions& options) override {
+    const TrainerOptions& from = options.trainer;
+    DeviceTrainerOptions to{from.adamw, from.schedule, from.clip, from.z_loss, {}};
+    to.pass = {options.tile, from.checkpointing.every, from.checkpointing.store, options.deterministic};
+    session_.together([&] {
+      trainer_ = std::make_unique<DeviceTrainer>(DeviceRoom{*device_, *transport_.transport, *matmul_},
+                                                 session_, weights_, pattern_, shards, to);
+    });
+  }
+
+  StepResult step(int64_t number, std::span<const TrainingSequence> sequences) override {
+    return trainer_->step(number, sequences);
+  }
+  double validate(std::span<const TrainingSequence> sequences) override {
+    return trainer_->validate(sequences);
+  }
+  StepTimes times() override { return trainer_->times(); }
+  int64_t updates() const override { return trainer_->optimizer().steps(); }
+
+  std::vector<ParameterSize> parameters() override {
+    std::vector<ParameterSize> sizes;
+    for (const DeviceSection& section : sections_of(weights_))
+      for (const DeviceParameter& parameter : section.parameters)
+        sizes.emplace_back(parameter.name, parameter.size);
+    return sizes;
+  }
+  TrainingSnapshot snapshot(const CheckpointWriter& writer) override {
+    DeviceOptimizer& optimizer = trainer_->optimizer();
+    return {arrays_of(weights_, device_->compute()), optimizer.layout(), optimizer.arrays(), copy(), writer};
+  }
+  void restore(OptimizerStateReader& reader, int64_t updates) override {
+    DeviceOptimizer& optimizer = trainer_->optimizer();
+    read_optimizer_state(session_, reader, optimizer.layout(), optimizer.arrays(), copy());
+    optimizer.restore(updates);
+    device_->synchronize();
+  }
+  Dtype matrix_type() const override { return Dtype::kBF16; }
+  HostTensors model_tensors() override {
+    HostTensors all{arrays_of(weights_, device_->compute()), {}, {}};
+    all.tensors = longhalo::model_tensors(all.arrays);
+    for (NamedTensor& tensor : all.tensors)
+      all.copies.push_back(copy_tensor(tensor, copy()));
+    return all;
+  }
+
+ private:
+  CopyBytes copy() {
+    return [this](void* to, const void* from, int64_t bytes) {
+      copy_async(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes, device_->compute());
+      check_cuda(cudaStreamSynchronize(device_->compute()), "copying a training job's state");
+    };
+  }
+
+  const MpiSession& session_;
+  ModelConfig config_;
+  AttentionPattern pattern_;
+  std::unique_ptr<Device> device_;
+  int sharing_;  // ranks on this card
+  ChosenTransport transport_;
+  std::unique_ptr<DeviceMatmul> matmul_;
+  DeviceWeights weights_;
+  std::unique_ptr<DeviceTrainer> trainer_;
+};
+
+}  // namespace
+
+std::unique_ptr<TrainingEngine> make_cuda_training_engine(const MpiSession& session,
+                                                          std::unique_ptr<Device> device,
+                                                          TransportChoice transport,
+                                                          const ModelConfig& config,
+                                                          const AttentionPattern& pattern) {
+  return std::make_unique<CudaTrainingEngine>(session, std::move(device), transport, config, pattern);
+}
+
+}  // namespace longhalo
