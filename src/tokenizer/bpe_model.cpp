@@ -82,7 +82,9 @@ void BpeModel::read_vocabulary(const JsonCursor& vocabulary) {
 
 void BpeModel::read_merges(const JsonCursor& merges) {
   const size_t count = merges.size();
-  if (count == 0) merges.fail("the tokenizer has no merges", kFetchAgain);
+  // A vocabulary of bytes alone needs none; in a larger one, most tokens could never come about.
+  if (count == 0 && id_of_.size() > byte_token_.size())
+    merges.fail("the tokenizer has no merges", kFetchAgain);
   merges_ = MergeTable(static_cast<int64_t>(count));
   const auto known = [&](size_t index, const std::string& token) {
     const auto id = token_id(token);

@@ -48,7 +48,8 @@ Reference make_reference() {
   const auto output = made.folder.string() + ".output";
   const auto real_model = std::filesystem::path(LONGHALO_SOURCE_DIR) / "models/smollm2-135m-instruct";
   std::string command = text("PYTHONDONTWRITEBYTECODE=1 '", LONGHALO_PYTHON, "' '", LONGHALO_SOURCE_DIR,
-                             "/tests/unit/tokenizer_reference.py' '", made.folder.string(), "'");
+                             "/tests/unit/tokenizer_reference.py' '", made.folder.string(), "' '",
+                             LONGHALO_SOURCE_DIR, "/data/byte_tokenizer'");
   if (std::filesystem::exists(real_model / "tokenizer.json")) {
     command += text(" '", real_model.string(), "'");
   }

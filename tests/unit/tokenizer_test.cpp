@@ -98,6 +98,28 @@ TEST(Tokenizer, AnyBytesComeBack) {
   }
 }
 
+TEST(Tokenizer, ByteTokenizerGivesEveryByteItsOwnNumber) {
+  const auto tokenizer = Tokenizer::load(LONGHALO_SOURCE_DIR "/data/byte_tokenizer");
+  EXPECT_EQ(tokenizer->vocabulary_size(), 256);
+  EXPECT_TRUE(tokenizer->prefix().empty());
+  EXPECT_TRUE(tokenizer->suffix().empty());
+  std::string all;
+  for (int byte = 0; byte < 256; ++byte)
+    all += static_cast<char>(byte);
+  std::mt19937 random(7);
+  for (const std::string& text :
+       {all, std::string("<|s|> Gr\xC3\xBC\xC3\x9F\x65, \xE6\xB0\xB4 \xF0\x9F\x8D\x8C\r\n\t  z"),
+        random_bytes(random, 100'000, "")}) {
+    const auto ids = tokenizer->encode(text, SpecialTokens::kAsText);
+    ASSERT_EQ(ids.size(), text.size());
+    for (size_t i = 0; i < text.size(); ++i)
+      ASSERT_EQ(ids[i], static_cast<unsigned char>(text[i])) << i;
+    EXPECT_EQ(tokenizer->encode(text, SpecialTokens::kParse), ids);
+    EXPECT_EQ(tokenizer->decode(ids), text);
+    EXPECT_EQ(tokenizer->text_bytes(ids.back()), 1);
+  }
+}
+
 TEST(Tokenizer, InvalidBytesStandAlone) {
   const auto tokenizer = test::load_description(test::tiny_description());
   EXPECT_EQ(tokenizer->encode("a\xFF"
