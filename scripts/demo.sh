@@ -1,21 +1,26 @@
 #!/bin/bash
-# From a fresh clone to answers: set-up, build, model, then the main job on two ranks, a look at what it wrote, and a
-# short training job.
+# From a fresh clone to answers: set-up, build, the small model that comes with the repository, then a real one: the main
+# job on two ranks, a look at what it wrote, and a short training job.
 # `scripts/demo.sh --help` says more.
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/common.sh"
 
+only_small=no
 case ${1:-} in
+  --small) only_small=yes; shift ;;
   --help | -h)
     cat <<'END'
-Usage: scripts/demo.sh [--set section.key=value ...]
+Usage: scripts/demo.sh [--small] [--set section.key=value ...]
 
-Sets up (scripts/setup.sh), fetches the model, builds build/release, then runs on two ranks
+Sets up (scripts/setup.sh), builds build/release, then runs on two ranks
+  mpirun -np 2 build/release/longhalo infer --config configs/demo_small.yaml
+with the small model of data/small_model, which takes seconds. With --small that is all, and no model is downloaded.
+Otherwise it fetches SmolLM2-135M-Instruct and runs
   mpirun -np 2 build/release/longhalo infer --config configs/demo.yaml
 which reads licence texts that every Debian machine has and writes results/demo, and the first steps of
   mpirun -np 2 build/release/longhalo train --config configs/train_smollm2.yaml
 which lets the same model learn on, into results/train_smollm2 (3 GB of disk). What follows on the command line goes to
-the first of them, e.g. --set generate.max_new_tokens=32. RANKS=n in the environment changes the number of ranks,
+the last infer job, e.g. --set generate.max_new_tokens=32. RANKS=n in the environment changes the number of ranks,
 TRAIN_STEPS=n the steps of training (3; 0 leaves it out).
 END
     exit 0 ;;
@@ -23,10 +28,9 @@ esac
 
 RANKS=${RANKS:-2}
 TRAIN_STEPS=${TRAIN_STEPS:-3}
-RESULTS=results/demo/results.jsonl
 
-show_results() {
-  "$PYTHON" - "$RESULTS" <<'END'
+show_results() { # results.jsonl
+  "$PYTHON" - "$1" <<'END'
 import json, sys, textwrap
 
 with open(sys.argv[1], encoding="utf-8") as file:
@@ -67,20 +71,28 @@ for record in map(json.loads, open(sys.argv[1], encoding="utf-8")):
 END
 }
 
+# infer_on_ranks CONFIG RESULTS [SETTINGS...]: the job, and what it wrote in the folder RESULTS.
+infer_on_ranks() {
+  local job=(mpirun -np "$RANKS" --oversubscribe --bind-to none build/release/longhalo infer --config "$1" "${@:3}")
+  step "running ${job[*]}" "${job[@]}"
+  say "$2/results.jsonl:"
+  show_results "$2/results.jsonl"
+  say "arrays (scores, embeddings) and the run's log are beside it in $2"
+}
+
 step "setting up" scripts/setup.sh
-step "fetching the model" "$PYTHON" scripts/fetch_model.py
 step "configuring build/release" cmake --preset release --log-level=WARNING
 step "building build/release on $CORES cores" cmake --build build/release --parallel "$CORES" --target longhalo
 
 # The cores are shared out among the ranks; none is bound to a core, because ranks may outnumber the cores.
 export OMP_NUM_THREADS=$((CORES > RANKS ? CORES / RANKS : 1))
-job=(mpirun -np "$RANKS" --oversubscribe --bind-to none
-  build/release/longhalo infer --config configs/demo.yaml "$@")
-step "running ${job[*]}" "${job[@]}"
-
-say "$RESULTS:"
-show_results
-say "arrays (scores, embeddings) and the run's log are beside it in $(dirname "$RESULTS")"
+if [[ $only_small == yes ]]; then
+  infer_on_ranks configs/demo_small.yaml results/demo_small "$@"
+  exit
+fi
+if [[ -e data/small_model/model.safetensors ]]; then infer_on_ranks configs/demo_small.yaml results/demo_small; fi
+step "fetching the model" "$PYTHON" scripts/fetch_model.py
+infer_on_ranks configs/demo.yaml results/demo "$@"
 
 if ((TRAIN_STEPS > 0)); then
   job=(mpirun -np "$RANKS" --oversubscribe --bind-to none

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Makes a model that can be shipped of one that run.sh trained: weights in bfloat16, and a README that says of what.
+
+    python3 scripts/small_model/pack.py results/small_model landmarks data/small_model
+
+takes results/small_model/landmarks/model with what the run says about itself (metrics.jsonl), the measurements
+(evaluation.json) and the list of texts (corpus/SOURCES.md, or --sources). transformers opens the folder, too.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import shutil
+import struct
+import sys
+
+import numpy as np
+
+import evaluate
+
+LARGEST_BYTES = 8_000_000  # it lives in the repository
+
+
+def read_safetensors(path):
+    """{name: float32 array} of a file with F32 and BF16 tensors."""
+    content = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", content)
+    header = json.loads(content[8:8 + length])
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        if entry["dtype"] == "F32":
+            values = np.frombuffer(content[begin:end], "<f4")
+        elif entry["dtype"] == "BF16":
+            values = (np.frombuffer(content[begin:end], "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            sys.exit(f"pack: {path}: {name} is {entry['dtype']}; F32 and BF16 can be read")
+        if not np.isfinite(values).all():
+            sys.exit(f"pack: {path}: {name} holds numbers that are not finite")
+        tensors[name] = values.reshape(entry["shape"])
+    return tensors
+
+
+def to_bfloat16(values):
+    """The upper halves of float32, rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
+
+
+def write_safetensors(path, tensors):
+    header, parts, at = {"__metadata__": {"format": "pt"}}, [], 0
+    for name, values in tensors.items():
+        data = to_bfloat16(values).tobytes()
+        header[name] = {"dtype": "BF16", "shape": list(values.shape), "data_offsets": [at, at + len(data)]}
+        parts.append(data)
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
+
+
+def settings_of(metrics):
+    """The effective config of a run and its last step's record."""
+    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return records[0]["config"], [record for record in records if record["event"] == "step"][-1]
+
+
+def licences_of(sources):
+    """Markdown rows, one a package, of what SOURCES.md says was trained on."""
+    packages = {}
+    for line in sources.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 7 and cells[5] == "train":
+            entry = packages.setdefault(tuple(cells[:3]), [0, 0])
+            entry[0] += 1
+            entry[1] += int(cells[4])
+    rows = ["| Debian package | version | licence of the text | books | bytes |", "|---|---|---|---|---|"]
+    return "\n".join(rows + [f"| {name} | {version} | {licence} | {books} | {size:,} |"
+                             for (name, version, licence), (books, size) in packages.items()])
+
+
+def measured(report, variant):
+    """The line of this model in the table of evaluation.json."""
+    edges, of_all = report["edges"], report["bits_per_byte"]["all"]
+    bits = [math.nan if b is None else b for b in of_all[variant]]
+    return evaluate.markdown("", {"bits a byte": bits}, of_all["bytes"], edges, report["trained_tokens"]).strip()
+
+
+def readme(variant, tensors, config, step, report, sources):
+    train, attention = config["train"], config["attention"]
+    bands = " ".join("{" + ", ".join(str(value) for value in band) + "}" for band in attention["bands"])
+    parameters = sum(values.size for values in tensors.values())
+    return f"""# A small byte-level model
+{parameters / 1e6:.2f} M parameters in bfloat16, trained with LongHalo from nothing. Every byte of a text is a token
+(data/byte_tokenizer). It knows the manner of technical manuals and little else; it is here so that the demo
+(configs/demo_small.yaml) and tests have a trained model without a download.
+
+`scripts/small_model/run.sh` trained it ({variant}) and `scripts/small_model/pack.py` wrote this folder:
+{step['step']} steps of {train['sequence_tokens']:,} bytes with the attention bands {bands}, landmark bias from
+{attention['landmark_bias']}, AdamW with a learning rate of {train['learning_rate']:g} after {train['warmup_steps']}
+steps, falling to {train['final_learning_rate']:g}, seed {train['seed']}.
+
+Measured on books that were not trained on, by position in the book (bold: beyond the trained length):
+
+{measured(report, variant)}
+
+## What it learned from
+{licences_of(sources)}
+
+The texts are not part of this folder; they remain under their licences, which /usr/share/doc/PACKAGE/copyright says in
+full. A model can repeat passages of what it read; who passes the weights on should pass on this list.
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("results", type=pathlib.Path, help="OUT of run.sh")
+    parser.add_argument("variant")
+    parser.add_argument("output", type=pathlib.Path)
+    parser.add_argument("--sources", type=pathlib.Path, help="SOURCES.md of the corpus (RESULTS/corpus/SOURCES.md)")
+    arguments = parser.parse_args()
+    run, output = arguments.results / arguments.variant, arguments.output
+    sources = arguments.sources or arguments.results / "corpus" / "SOURCES.md"
+
+    tensors = read_safetensors(run / "model" / "model.safetensors")
+    config, step = settings_of(run / "metrics.jsonl")
+    report = json.loads((arguments.results / "evaluation.json").read_text(encoding="utf-8"))
+    text = readme(arguments.variant, tensors, config, step, report, sources)
+    size = 2 * sum(values.size for values in tensors.values())
+    if size > LARGEST_BYTES:
+        sys.exit(f"pack: the weights take {size:,} bytes in bfloat16; {LARGEST_BYTES:,} at most may be shipped")
+
+    output.mkdir(parents=True, exist_ok=True)
+    write_safetensors(output / "model.safetensors", tensors)
+    description = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
+    description["torch_dtype"] = "bfloat16"
+    description["max_position_embeddings"] = config["train"]["sequence_tokens"]
+    description["bos_token_id"] = description["eos_token_id"] = None  # there are no special tokens
+    (output / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(run / "model" / name, output / name)
+    (output / "README.md").write_text(text, encoding="utf-8")
+    print(f"pack: {output}: {size:,} bytes of weights")
+
+
+if __name__ == "__main__":
+    main()
