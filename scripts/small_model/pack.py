@@ -14,6 +14,7 @@ import pathlib
 import shutil
 import struct
 import sys
+import textwrap
 
 import numpy as np
 
@@ -93,15 +94,17 @@ def readme(variant, tensors, config, step, report, sources):
     train, attention = config["train"], config["attention"]
     bands = " ".join("{" + ", ".join(str(value) for value in band) + "}" for band in attention["bands"])
     parameters = sum(values.size for values in tensors.values())
+    how = textwrap.fill(
+        f"`scripts/small_model/run.sh` trained it ({variant}) and `scripts/small_model/pack.py` wrote this folder: "
+        f"{step['step']} steps of {train['sequence_tokens']:,} bytes with the attention bands {bands}, landmark bias from "
+        f"{attention['landmark_bias']:g}, AdamW with a learning rate of {train['learning_rate']:g} after "
+        f"{train['warmup_steps']} steps, falling to {train['final_learning_rate']:g}, seed {train['seed']}.", 120)
     return f"""# A small byte-level model
 {parameters / 1e6:.2f} M parameters in bfloat16, trained with LongHalo from nothing. Every byte of a text is a token
 (data/byte_tokenizer). It knows the manner of technical manuals and little else; it is here so that the demo
 (configs/demo_small.yaml) and tests have a trained model without a download.
 
-`scripts/small_model/run.sh` trained it ({variant}) and `scripts/small_model/pack.py` wrote this folder:
-{step['step']} steps of {train['sequence_tokens']:,} bytes with the attention bands {bands}, landmark bias from
-{attention['landmark_bias']}, AdamW with a learning rate of {train['learning_rate']:g} after {train['warmup_steps']}
-steps, falling to {train['final_learning_rate']:g}, seed {train['seed']}.
+{how}
 
 Measured on books that were not trained on, by position in the book (bold: beyond the trained length):
 
