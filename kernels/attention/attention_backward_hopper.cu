@@ -329,7 +329,7 @@ struct Consumer {
       make_dq(false, false);
       hopper::async_proxy_fence();
       send_dq(true, before);
-      arrive(&shared.keys_empty);
+      hopper::mbarrier_arrive(&shared.keys_empty);  // every lane has read the item
       write(item);
     }
     if (warpgroup == 0) wait_for_turn();  // closes the last turn
@@ -344,10 +344,10 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
   auto& shared = *reinterpret_cast<SharedMemory<S>*>(raw);
   if (threadIdx.x == 0) {
     hopper::mbarrier_init(&shared.keys_full, 1);
-    hopper::mbarrier_init(&shared.keys_empty, kConsumerWarps);
+    hopper::mbarrier_init(&shared.keys_empty, kConsumerWarps * 32);
     for (int i = 0; i < S::kQueryStages; ++i) {
       hopper::mbarrier_init(&shared.q_full[i], 32);                   // the lanes of a warp
-      hopper::mbarrier_init(&shared.q_empty[i], kConsumerWarps + 1);  // and the warp that loads d_out
+      hopper::mbarrier_init(&shared.q_empty[i], kConsumerWarps + 32);  // and the lanes that load d_out
     }
     for (int i = 0; i < S::kOutStages; ++i) {
       hopper::mbarrier_init(&shared.out_full[i], 1);

@@ -70,8 +70,8 @@ __device__ void produce_d_out(const Parameters& p, SharedMemory<S>& shared, int 
     if (step.flags & kNoMore) return;
     __syncwarp();
     hopper::mbarrier_wait(&shared.out_empty[at.stage], at.phase ^ 1);
+    hopper::mbarrier_arrive(&shared.q_empty[q.stage]);  // every lane has read the step
     if (lane == 0) {
-      hopper::mbarrier_arrive(&shared.q_empty[q.stage]);
       hopper::mbarrier_arrive_expect(&shared.out_full[at.stage], S::kQueryBytes);
 #pragma unroll
       for (int part = 0; part < S::kDim / 64; ++part)

@@ -282,10 +282,11 @@ struct SharedMemory {
   alignas(16) float lse_log2[S::kQueryStages][kQueryTile];
   alignas(16) float delta[S::kQueryStages][kQueryTile];
   alignas(16) short2 seen[S::kQueryStages][kQueryTile];  // the first key, and how many; only at an edge
-  Step step[S::kQueryStages];
-  Course course;  // of the warp that loads queries
-  Item item;      // whose keys are here
-  uint64_t keys_full, keys_empty;
+  // Apart by what is told of a race: 16 bytes.
+  alignas(16) Step step[S::kQueryStages];
+  alignas(16) Course course;  // of the warp that loads queries
+  alignas(16) Item item;      // whose keys are here
+  alignas(16) uint64_t keys_full, keys_empty;
   uint64_t q_full[S::kQueryStages], q_empty[S::kQueryStages];
   uint64_t out_full[S::kOutStages], out_empty[S::kOutStages];
   uint64_t scored[S::kBuffers];  // a buffer is written, and the one before is read

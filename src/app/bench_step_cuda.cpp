@@ -74,11 +74,13 @@ void run_bench_step_cuda(const MpiSession& session, const Config& config) {
     if (const auto objection = device_shape_objection(shape, Precision::kBf16, "the model"))
       throw UserError(*objection);
   });
+  const int64_t tokens = config.bench.tokens;
+  const ShardPlan shards = plan_shards(shape, pattern, tokens, session.ranks());  // outlives the engine
+  std::unique_ptr<ActivationStore> store;                                         // this, too
   std::unique_ptr<Device> opened = open_gpu(session, config);
   Device& device = *opened;  // the engine keeps it
   const std::unique_ptr<TrainingEngine> engine =
       make_cuda_training_engine(session, std::move(opened), transport_choice(config), shape, pattern);
-  const int64_t tokens = config.bench.tokens;
   const TrainingPlan plan =
       plan_training_job(session, config, *engine, tokens, 1, Scratch::kClear, Checkpoints::kNo);
   session.together([&] { plan.require(); });
@@ -89,9 +91,7 @@ void run_bench_step_cuda(const MpiSession& session, const Config& config) {
   session.together([&] { first_rates = measure_gpu_rates(device); });
   memory_pool().reset_high_marks();
   session.together([&] { engine->load_weights(weights_request(config, pattern)); });
-  const ShardPlan shards = plan_shards(shape, pattern, tokens, session.ranks());
-  const std::unique_ptr<ActivationStore> store =
-      make_activation_store(session, config, *engine, plan, shards.shard(session.rank()).size());
+  store = make_activation_store(session, config, *engine, plan, shards.shard(session.rank()).size());
   TrainingEngineOptions options;
   options.trainer.schedule = {ScheduleShape::kCosine, 0, 0, 0, 0, 1};
   options.trainer.checkpointing = {store.get(), plan.task.every};

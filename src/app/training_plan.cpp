@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iomanip>
 #include <numeric>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "core/error.hpp"
 #include "core/text.hpp"
+#include "model/kept_layers.hpp"
 #include "model/prefill.hpp"
 #include "telemetry/progress.hpp"
 
@@ -94,8 +96,7 @@ class Fitting {
       if (other != place && (other != ActivationPlace::kHost || budget_.has_own_host) && fits(task_, other))
         offer(text("set activations.store: ", name_of(other)));
     const ActivationPlace kept = place == ActivationPlace::kOff ? ActivationPlace::kDevice : place;
-    if (const auto every = with([&](TrainingTask& task, int64_t value) { task.every = value; }, kept,
-                                task_.every * 2, task_.shape.layers))
+    if (const auto every = least_every(kept))
       offer(text("set activations.every: ", *every,
                  place == ActivationPlace::kOff ? " and activations.store: device" : ""));
     for (int64_t tile = task_.tile / 2; tile >= kSmallestTile; tile /= 2) {
@@ -125,6 +126,16 @@ class Fitting {
       TrainingTask task = task_;
       change(task, value);
       if (fits(task, place)) return value;
+    }
+    return std::nullopt;
+  }
+  // The one that keeps the most inputs of those that fit, with few digits.
+  std::optional<double> least_every(ActivationPlace place) const {
+    const int64_t layers = task_.shape.layers;
+    for (int64_t kept = KeptLayers(layers, task_.every).count() - 1; kept >= 1; --kept) {
+      TrainingTask task = task_;
+      task.every = std::ceil(100.0 * static_cast<double>(layers) / static_cast<double>(kept)) / 100;
+      if (fits(task, place)) return task.every;
     }
     return std::nullopt;
   }

@@ -36,7 +36,7 @@ struct TrainingTask {
   int ranks = 1;
   int64_t tile = 0;
   ActivationSetting store = ActivationSetting::kAuto;
-  int64_t every = 1;
+  double every = 1;
 };
 
 /// Buffers between the computing rank and the file, in host memory: a layer's input fits where it is not too
@@ -72,7 +72,7 @@ struct TrainingPlan {
 };
 
 /// What a step takes with these shards, tile and `every`, where the rank computes.
-using MemoryOfStep = std::function<TrainingMemory(const ShardPlan& shards, int64_t tile, int64_t every)>;
+using MemoryOfStep = std::function<TrainingMemory(const ShardPlan& shards, int64_t tile, double every)>;
 
 /// Decides and adds up. `matmul_rate`: FLOP/s of all ranks together. Pure, but for `memory_of`. Throws
 /// UserError where activations.store: off is not offered.

@@ -14,6 +14,8 @@
 namespace longhalo {
 namespace {
 
+constexpr int64_t kLeastTile = 1024;
+
 int64_t least_of_ranks(const MpiSession& session, int64_t bytes) {
   return static_cast<int64_t>(spread_over_ranks(session, static_cast<double>(bytes)).min);
 }
@@ -68,7 +70,7 @@ TrainingPlan plan_training_job(const MpiSession& session, const Config& config, 
   task.store = config.activations.store;
   task.every = config.activations.every;
   const TrainingBudget budget = budget_of(session, config, engine, scratch);
-  const MemoryOfStep memory_of = [&](const ShardPlan& shards, int64_t tile, int64_t every) {
+  const MemoryOfStep memory_of = [&](const ShardPlan& shards, int64_t tile, double every) {
     TrainingMemory memory = engine.memory(shards, tile, every);
     if (checkpoints == Checkpoints::kNo) memory.host_fixed.clear();
     return memory;
@@ -78,7 +80,15 @@ TrainingPlan plan_training_job(const MpiSession& session, const Config& config, 
   session.together([&] { own_rate = engine.measure_matmul_rate(0.5); });
   const double rate = spread_over_ranks(session, own_rate).mean * session.ranks();
   TrainingPlan plan;
-  session.together([&] { plan = plan_training(task, budget, memory_of, rate); });
+  session.together([&] {
+    plan = plan_training(task, budget, memory_of, rate);
+    // Where nothing is said, the largest tile that fits.
+    while (config.run.token_tile == 0 && !plan.fault.empty() && task.tile > kLeastTile) {
+      task.tile /= 2;
+      TrainingPlan smaller = plan_training(task, budget, memory_of, rate);
+      if (smaller.fault.empty()) plan = std::move(smaller);
+    }
+  });
   return plan;
 }
 

@@ -117,6 +117,7 @@ struct Config {
     int64_t token_tile = 0;   // tokens; 0: by the device
     ProgressMode progress = ProgressMode::kAuto;
     std::string log;  // see log_path()
+    std::optional<double> stop_before_end_seconds;  // empty ("auto"): see app/job_end.hpp
     bool operator==(const Run&) const = default;
   };
 
@@ -151,7 +152,7 @@ struct Config {
 
   struct Activations {
     ActivationSetting store = ActivationSetting::kAuto;
-    int64_t every = 1;      // layers
+    double every = 1;       // layers
     std::string directory;  // empty: $SLURM_TMPDIR, else $TMPDIR, else /tmp
     bool operator==(const Activations&) const = default;
   };

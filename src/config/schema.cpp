@@ -109,9 +109,11 @@ void add_activation_keys(ConfigSchema& all) {
       "file of activations.directory, and compute the rest again; on the CPU device and host are both this "
       "process's memory. off keeps all that backward needs and computes nothing again. auto is the first of "
       "off, device, host, nvme that fits; --plan says which one and why."));
-  all.keys.push_back(key("activations.every", WholeNumber{1, 10000}, FIELD(activations.every),
-                         "Keeps the input of every so many-th layer. With 1 one forward pass is made again; "
-                         "with k, L/k + k inputs are held instead of L + 1, for 2 - 1/k passes made again."));
+  all.keys.push_back(
+      key("activations.every", RealNumber{1, 10000}, FIELD(activations.every),
+          "Keeps the input of every so many-th layer, of layer floor(i * every), so that 1.25 keeps "
+          "four of five. With 1 one forward pass is made again; with k, L/k + k inputs are held "
+          "instead of L + 1, for 2 - 1/k passes made again."));
   all.keys.push_back(key("activations.directory", TextValue{}, FIELD(activations.directory),
                          "Folder on node-local scratch for nvme; empty is $SLURM_TMPDIR, else $TMPDIR, else "
                          "/tmp. What killed jobs left in it is removed."));
@@ -225,6 +227,10 @@ ConfigSchema make_schema() {
                          FIELD(run.progress), "auto is a bar on a terminal and plain lines elsewhere."));
   all.keys.push_back(
       key("run.log", text, FIELD(run.log), "File of the JSONL log; empty is log.jsonl in output.directory."));
+  all.keys.push_back(key(
+      "run.stop_before_end_seconds", AutoOrNumber{{0, 1e6}}, FIELD(run.stop_before_end_seconds),
+      "A job whose time is limited ($SLURM_JOB_END_TIME) saves its state and stops so early, and one more "
+      "step or document, before its end. auto is 120, or a tenth of the job's time where that is less."));
 
   add_train_keys(all);
   add_activation_keys(all);

@@ -21,15 +21,15 @@ class CpuTrainingEngine : public TrainingEngine {
   std::string transport() const override { return "mpi, host memory"; }
 
   int64_t default_tile() const override { return kDefaultTile; }
-  TrainingMemory memory(const ShardPlan& shards, int64_t tile, int64_t every) const override {
+  TrainingMemory memory(const ShardPlan& shards, int64_t tile, double every) const override {
     return training_memory(config_, pattern_, shards, tile, every);
   }
   int64_t available_bytes() const override { return available_host_bytes() / session_.local_ranks(); }
   std::string memory_place() const override { return text("host ", session_.host()); }
   bool has_own_memory() const override { return false; }
   double measure_matmul_rate(double seconds) override { return longhalo::measure_matmul_rate(seconds); }
-  ActivationShape stored_inputs_shape(int64_t tokens, int64_t every) const override {
-    return longhalo::stored_inputs_shape(config_.layers, tokens, config_.hidden, every);
+  ActivationShape stored_inputs_shape(int64_t tokens, double every) const override {
+    return longhalo::stored_inputs_shape(KeptLayers(config_.layers, every), tokens, config_.hidden);
   }
 
   void load_weights(const WeightsRequest& request) override {

@@ -10,7 +10,7 @@
 namespace longhalo {
 namespace {
 
-constexpr int64_t kDefaultTile = 8192;
+constexpr int64_t kDefaultTile = 32768;
 
 ModelArrays arrays_of(DeviceWeights& weights, cudaStream_t stream) {
   const ModelConfig& c = weights.config;
@@ -56,7 +56,7 @@ class CudaTrainingEngine : public TrainingEngine {
   std::string transport() const override { return transport_.reason; }
 
   int64_t default_tile() const override { return kDefaultTile; }
-  TrainingMemory memory(const ShardPlan& shards, int64_t tile, int64_t every) const override {
+  TrainingMemory memory(const ShardPlan& shards, int64_t tile, double every) const override {
     return device_training_memory(config_, pattern_, shards, tile, every);
   }
   int64_t available_bytes() const override { return device_->available_bytes() / sharing_; }
@@ -67,8 +67,8 @@ class CudaTrainingEngine : public TrainingEngine {
   double measure_matmul_rate(double seconds) override {
     return measure_device_rates(*matmul_, Precision::kBf16, device_->compute(), seconds).products;
   }
-  ActivationShape stored_inputs_shape(int64_t tokens, int64_t every) const override {
-    return device_stored_inputs_shape(config_.layers, tokens, config_.hidden, every);
+  ActivationShape stored_inputs_shape(int64_t tokens, double every) const override {
+    return device_stored_inputs_shape(KeptLayers(config_.layers, every), tokens, config_.hidden);
   }
 
   void load_weights(const WeightsRequest& request) override {

@@ -5,10 +5,9 @@
 
 namespace longhalo {
 
-ActivationShape device_stored_inputs_shape(int64_t layers, int64_t tokens, int64_t hidden, int64_t every) {
-  check(every >= 1, "at least every layer's input is stored");
+ActivationShape device_stored_inputs_shape(const KeptLayers& layers, int64_t tokens, int64_t hidden) {
   ActivationShape shape{{}, tokens, hidden, ActivationType::kBfloat16};
-  for (int64_t layer = 0; layer < layers; layer += every)
+  for (const int64_t layer : layers.all())
     shape.layers.push_back(static_cast<int>(layer));
   return shape;
 }

@@ -13,12 +13,13 @@
 #include "core/bfloat16.hpp"
 #include "device/device.hpp"
 #include "device/device_buffer.hpp"
+#include "model/kept_layers.hpp"
 #include "storage/activation_store.hpp"
 
 namespace longhalo {
 
 /// The layers whose inputs are stored, bf16.
-ActivationShape device_stored_inputs_shape(int64_t layers, int64_t tokens, int64_t hidden, int64_t every);
+ActivationShape device_stored_inputs_shape(const KeptLayers& layers, int64_t tokens, int64_t hidden);
 
 class DeviceStoredInputs {
  public:

@@ -8,6 +8,7 @@
 #include "model/device_layer.hpp"
 #include "model/device_layer_backward.hpp"
 #include "model/device_weights.hpp"
+#include "model/kept_layers.hpp"
 
 namespace longhalo {
 namespace {
@@ -47,7 +48,7 @@ int64_t device_loss_rows(const ModelConfig& config, int64_t tile) {
 }
 
 TrainingMemory device_training_memory(const ModelConfig& config, const AttentionPattern& pattern,
-                                      const ShardPlan& shards, int64_t tile, int64_t every) {
+                                      const ShardPlan& shards, int64_t tile, double every) {
   const ModelConfig& c = config;
   const MostOfRanks most = most_of_ranks(pattern, shards);
   const std::vector<int64_t> strides = pattern.strides();
@@ -84,10 +85,13 @@ TrainingMemory device_training_memory(const ModelConfig& config, const Attention
        DeviceLayer::bytes(c, Precision::kBf16, n) + DeviceLayerBackward::bytes(c, n) +
            attention_bytes(c, n, std::min(n + reach, most.rows), most, strides.size()) +
            pooling_bytes(c, strides, tokens)},
+      // The fastest way is looked for while all else is there; sums go to scratch meanwhile.
+      {"choosing matrix products", std::max(embedding, 2 * c.ffn * c.hidden) * kFloat},
       {"logits of the loss", loss_rows * (c.vocabulary * (kFloat + kBf16) + 2 * c.hidden * kBf16 + 8)}};
   memory.layer_input = stream;
-  memory.stored = (c.layers + every - 1) / every * stream;
-  memory.group = (std::min(every, c.layers) - 1) * stream;
+  const KeptLayers kept(c.layers, every);
+  memory.stored = kept.count() * stream;
+  memory.group = (kept.longest() - 1) * stream;
   memory.arriving = 2 * stream;
   // Of the largest files of weights that one rank writes there is a copy, too.
   memory.host_fixed = {

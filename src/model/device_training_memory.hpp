@@ -14,6 +14,6 @@ inline constexpr int64_t kGradientLayersAtOnce = 2;
 int64_t device_loss_rows(const ModelConfig& config, int64_t tile);
 
 TrainingMemory device_training_memory(const ModelConfig& config, const AttentionPattern& pattern,
-                                      const ShardPlan& shards, int64_t tile, int64_t every);
+                                      const ShardPlan& shards, int64_t tile, double every);
 
 }  // namespace longhalo

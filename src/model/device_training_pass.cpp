@@ -30,7 +30,7 @@ DeviceTrainingPass::DeviceTrainingPass(const DeviceRoom& room, const MpiSession&
       gradients_(gradients),
       pattern_(pattern),
       tile_(std::clamp<int64_t>(shard_size(shards, room), 1, options.tile)),
-      every_(options.every),
+      kept_layers_(weights.config.layers, options.every),
       compute_(room.device.compute()),
       communication_(room.device.communication()),
       layer_(weights, tile_, room.matmul, compute_),
@@ -38,9 +38,8 @@ DeviceTrainingPass::DeviceTrainingPass(const DeviceRoom& room, const MpiSession&
       keys_(room, weights.config, pattern, shards),
       halo_return_(room.transport, halo_return(keys_.plan()), keys_.row_elements(), compute_) {
   back_.set_deterministic(options.deterministic);
-  check(every_ >= 1, "at least every layer's input is kept");
   const ModelConfig& c = weights.config;
-  const int64_t n = shard().size(), layers = c.layers;
+  const int64_t n = shard().size();
   tokens_ = DeviceBuffer<int32_t>(n, "tokens", compute_);
   labels_ = DeviceBuffer<int32_t>(n, "labels", compute_);
   doc_start_ = DeviceBuffer<int64_t>(n, "documents", compute_);
@@ -50,10 +49,10 @@ DeviceTrainingPass::DeviceTrainingPass(const DeviceRoom& room, const MpiSession&
   d_normed_ = DeviceBuffer<BFloat16>(n * c.hidden, "gradients of normed activations", compute_);
   if (options.store != nullptr)
     stored_ = std::make_unique<DeviceStoredInputs>(session, *options.store, room.device,
-                                                   device_stored_inputs_shape(layers, n, c.hidden, every_));
-  for (int64_t layer = 0; layer < layers && stored_ == nullptr; layer += every_)
+                                                   device_stored_inputs_shape(kept_layers_, n, c.hidden));
+  for (int64_t slot = 0; slot < kept_layers_.count() && stored_ == nullptr; ++slot)
     kept_.emplace_back(n * c.hidden, "the input of a layer", compute_);
-  for (int64_t layer = 1; layer < std::min(every_, layers); ++layer)
+  for (int64_t layer = 1; layer < kept_layers_.longest(); ++layer)
     inputs_.emplace_back(n * c.hidden, "the input of a layer", compute_);
   d_rows_ =
       DeviceBuffer<float>(keys_.rows() * keys_.row_elements(), "gradients of keys and values", compute_);
@@ -100,8 +99,8 @@ LossSums DeviceTrainingPass::forward_backward(const TrainingSequence& sequence, 
   times_.loss += watch.seconds();
   watch.restart();
   end_section(0);
-  for (int64_t first = (c.layers - 1) / every_ * every_; first >= 0; first -= every_)
-    backward_group(first);
+  for (int64_t slot = kept_layers_.count(); slot-- > 0;)
+    backward_group(slot);
   embedding_backward(compute_, shard().size(), c.hidden, c.vocabulary, tokens_.data(), d_x_.data(),
                      gradients_.embedding(), workspace_.data());
   end_section(embedding);
@@ -154,10 +153,10 @@ void DeviceTrainingPass::forward(WithGradient with_gradient) {
   const ModelConfig& c = weights_.config;
   if (!shard().empty()) layer_.embed(shard().size(), tokens_.data(), residual_.data());
   for (int64_t index = 0; index < c.layers; ++index) {
-    const bool keeps = with_gradient == WithGradient::kYes && index % every_ == 0;
+    const bool keeps = with_gradient == WithGradient::kYes && kept_layers_.keeps(index);
     if (keeps && stored_ == nullptr && !shard().empty())
-      copy_async(kept_[static_cast<size_t>(index / every_)].data(), residual_.data(), residual_.size(),
-                 compute_);
+      copy_async(kept_[static_cast<size_t>(kept_layers_.slot(index))].data(), residual_.data(),
+                 residual_.size(), compute_);
     if (stored_ != nullptr) {
       stored_->finish_put();  // this layer's output goes where the last one's input is
       if (keeps) stored_->mark();
@@ -188,11 +187,11 @@ void DeviceTrainingPass::run_layer(int64_t index, const BFloat16* x, BFloat16* x
   attend(keys_.boundary());
 }
 
-// The layers from `first` on whose inputs hang on the one that was kept.
-void DeviceTrainingPass::backward_group(int64_t first) {
-  const int64_t end = std::min(first + every_, weights_.config.layers);
+// The layers whose inputs hang on one that was kept.
+void DeviceTrainingPass::backward_group(int64_t slot) {
+  const int64_t first = kept_layers_.all()[static_cast<size_t>(slot)], end = kept_layers_.end(slot);
   const BFloat16* const kept =
-      stored_ != nullptr ? stored_->take(first) : kept_[static_cast<size_t>(first / every_)].data();
+      stored_ != nullptr ? stored_->take(first) : kept_[static_cast<size_t>(slot)].data();
   const auto input = [&](int64_t index) {
     return index == first ? kept : inputs_[static_cast<size_t>(index - first - 1)].data();
   };

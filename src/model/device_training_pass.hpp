@@ -21,7 +21,7 @@ namespace longhalo {
 
 struct DeviceTrainingOptions {
   int64_t tile = 16384;  // tokens that go through a layer at once
-  int64_t every = 1;     // the input of every so many-th layer is kept
+  double every = 1;      // which layers' inputs are kept: KeptLayers
   /// Where, device_stored_inputs_shape(); nullptr: in device memory. Must outlive the pass.
   ActivationStore* store = nullptr;
   bool deterministic = true;  // the same bits on every repeat
@@ -30,8 +30,8 @@ struct DeviceTrainingOptions {
 class DeviceTrainingPass {
  public:
   /// Sequences of shards.tokens() tokens. The inputs of layers that are not kept are made again from those
-  /// that are in the backward pass, `every` alive at once. All arguments but the options must outlive the
-  /// pass. Collective.
+  /// that are in the backward pass, those of a group alive at once. All arguments but the options must
+  /// outlive the pass. Collective.
   DeviceTrainingPass(const DeviceRoom& room, const MpiSession& session, const DeviceWeights& weights,
                      DeviceGradients& gradients, const AttentionPattern& pattern, const ShardPlan& shards,
                      const DeviceTrainingOptions& options);
@@ -57,7 +57,7 @@ class DeviceTrainingPass {
   void run_layer(int64_t index, const BFloat16* x, BFloat16* x_out);
   LossSums loss(const TrainingSequence& sequence, double loss_scale, double z_loss,
                 WithGradient with_gradient);
-  void backward_group(int64_t first);
+  void backward_group(int64_t slot);
   void backward_layer(int64_t index, const BFloat16* x);
   void attend_back(int64_t index, TokenRange queries, const BFloat16* x);
   void begin_section(int64_t section);
@@ -70,7 +70,8 @@ class DeviceTrainingPass {
   const DeviceWeights& weights_;
   DeviceGradients& gradients_;
   AttentionPattern pattern_;
-  int64_t tile_, every_;
+  int64_t tile_;
+  KeptLayers kept_layers_;
   cudaStream_t compute_, communication_;
   DeviceLayer layer_;
   DeviceLayerBackward back_;
@@ -80,8 +81,7 @@ class DeviceTrainingPass {
   DeviceBuffer<BFloat16> residual_, next_;  // [n, D]
   DeviceBuffer<BFloat16> d_x_, d_normed_;   // [n, D]
   std::unique_ptr<DeviceStoredInputs> stored_;
-  std::vector<DeviceBuffer<BFloat16>>
-      kept_;  // [n, D] without a store, inputs of layers 0, every, 2 * every, ...
+  std::vector<DeviceBuffer<BFloat16>> kept_;      // [n, D] without a store, inputs of the kept layers
   std::vector<DeviceBuffer<BFloat16>> inputs_;    // [n, D] of the layers of a group, but its first
   DeviceBuffer<float> d_rows_;                    // [halo + n, 2, H_kv, d]
   std::vector<DeviceBuffer<float>> d_landmarks_;  // per strided band [G, 2, H_kv, d]

@@ -6,17 +6,15 @@
 
 namespace longhalo {
 
-ActivationShape stored_inputs_shape(int64_t layers, int64_t tokens, int64_t hidden, int64_t every) {
+ActivationShape stored_inputs_shape(const KeptLayers& layers, int64_t tokens, int64_t hidden) {
   ActivationShape shape{{}, tokens, hidden, ActivationType::kFloat32};
-  for (int64_t layer = 0; layer < layers; layer += every)
+  for (const int64_t layer : layers.all())
     shape.layers.push_back(static_cast<int>(layer));
   return shape;
 }
 
-StoredInputs::StoredInputs(const MpiSession& session, ActivationStore& store, int64_t layers, int64_t every)
-    : session_(session), store_(store), layers_(layers), every_(every) {
-  check(every >= 1, "at least every layer's input is stored");
-}
+StoredInputs::StoredInputs(const MpiSession& session, ActivationStore& store, const KeptLayers& layers)
+    : session_(session), store_(store), layers_(layers) {}
 
 StoredInputs::~StoredInputs() {
   try {
@@ -34,7 +32,7 @@ void StoredInputs::finish_put() {
 }
 
 void StoredInputs::before_layer(int64_t layer, std::span<const float> x) {
-  const bool stores = layer % every_ == 0;
+  const bool stores = layers_.keeps(layer);
   if (!stores && !put_) return;
   const Stopwatch watch;
   session_.together([&] {
@@ -50,8 +48,7 @@ void StoredInputs::before_layer(int64_t layer, std::span<const float> x) {
 
 void StoredInputs::turn() {
   const Stopwatch watch;
-  const auto last = static_cast<int>((layers_ - 1) / every_ * every_);
-  session_.together([&] { store_.start_fetch(last); });
+  session_.together([&] { store_.start_fetch(static_cast<int>(layers_.all().back())); });
   seconds_ += watch.seconds();
 }
 
@@ -60,7 +57,8 @@ void StoredInputs::take(int64_t layer, std::span<float> x) {
   session_.together([&] {
     finish_put();
     store_.get(static_cast<int>(layer), std::as_writable_bytes(x));
-    if (layer > 0) store_.start_fetch(static_cast<int>(layer - every_));
+    const int64_t slot = layers_.slot(layer);
+    if (slot > 0) store_.start_fetch(static_cast<int>(layers_.all()[static_cast<size_t>(slot - 1)]));
   });
   seconds_ += watch.seconds();
 }

@@ -10,17 +10,18 @@
 #include <span>
 
 #include "comm/mpi_session.hpp"
+#include "model/kept_layers.hpp"
 #include "storage/activation_store.hpp"
 
 namespace longhalo {
 
 /// The layers whose inputs are stored, fp32.
-ActivationShape stored_inputs_shape(int64_t layers, int64_t tokens, int64_t hidden, int64_t every);
+ActivationShape stored_inputs_shape(const KeptLayers& layers, int64_t tokens, int64_t hidden);
 
 class StoredInputs {
  public:
   /// `store` keeps stored_inputs_shape(). Both must outlive this.
-  StoredInputs(const MpiSession& session, ActivationStore& store, int64_t layers, int64_t every);
+  StoredInputs(const MpiSession& session, ActivationStore& store, const KeptLayers& layers);
   /// Waits until the store no longer reads what it was given.
   ~StoredInputs();
   StoredInputs(const StoredInputs&) = delete;
@@ -43,7 +44,7 @@ class StoredInputs {
 
   const MpiSession& session_;
   ActivationStore& store_;
-  int64_t layers_, every_;
+  KeptLayers layers_;
   std::optional<int> put_;  // a layer that the store may still be reading
   double seconds_ = 0;
 };

@@ -46,7 +46,7 @@ class TrainingEngine {
 
   /// Tokens that go through a layer at once where nothing else is said.
   virtual int64_t default_tile() const = 0;
-  virtual TrainingMemory memory(const ShardPlan& shards, int64_t tile, int64_t every) const = 0;
+  virtual TrainingMemory memory(const ShardPlan& shards, int64_t tile, double every) const = 0;
   /// What memory() may add up to on this rank, and where that is: "GPU 0 (NVIDIA H200) of host node1".
   virtual int64_t available_bytes() const = 0;
   virtual std::string memory_place() const = 0;
@@ -55,7 +55,7 @@ class TrainingEngine {
   /// FLOP/s of large matrix products of this rank, measured for about `seconds`. Not collective.
   virtual double measure_matmul_rate(double seconds) = 0;
   /// What a store of activations has to keep for a shard of so many tokens.
-  virtual ActivationShape stored_inputs_shape(int64_t tokens, int64_t every) const = 0;
+  virtual ActivationShape stored_inputs_shape(int64_t tokens, double every) const = 0;
 
   /// Loads or makes the weights on this rank; landmark queries, which may learn, are added where there are
   /// none. Throws UserError. Not collective.

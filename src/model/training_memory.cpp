@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "model/kept_layers.hpp"
 #include "model/layer_activations.hpp"
 #include "model/sharded_optimizer.hpp"
 
@@ -43,7 +44,7 @@ int64_t TrainingMemory::host_bytes() const {
 }
 
 TrainingMemory training_memory(const ModelConfig& config, const AttentionPattern& pattern,
-                               const ShardPlan& shards, int64_t tile, int64_t every) {
+                               const ShardPlan& shards, int64_t tile, double every) {
   const ModelConfig& c = config;
   const MostOfRanks most = most_of_ranks(pattern, shards);
   const auto strided = static_cast<int64_t>(pattern.strides().size());
@@ -71,13 +72,14 @@ TrainingMemory training_memory(const ModelConfig& config, const AttentionPattern
        std::min(n, std::max(kLossTileRows, kLossTileBytes / kFloat / c.vocabulary)) * c.vocabulary * kFloat}};
   memory.everything = c.layers * (stream + keys + LayerActivations::bytes(c, most.tokens));
   memory.layer_input = stream;
-  memory.stored = (c.layers + every - 1) / every * stream;
-  memory.group = std::min(every, c.layers) * stream;
+  const KeptLayers kept(c.layers, every);
+  memory.stored = kept.count() * stream;
+  memory.group = kept.longest() * stream;
   return memory;
 }
 
 TrainingFlops training_flops(const ModelConfig& config, const AttentionPattern& pattern, int64_t tokens,
-                             Recompute recompute, int64_t every) {
+                             Recompute recompute, double every) {
   const ModelConfig& c = config;
   const auto count = static_cast<double>(tokens);
   const auto layers = static_cast<double>(c.layers);
@@ -93,8 +95,7 @@ TrainingFlops training_flops(const ModelConfig& config, const AttentionPattern& 
   if (recompute == Recompute::kNo) return flops;
   // Each layer forward again as it goes back, all but its last product; before that all layers of a group but
   // the last, to have their inputs.
-  const int64_t whole_groups = (c.layers + every - 1) / every;
-  const auto groups = static_cast<double>(whole_groups);
+  const auto groups = static_cast<double>(KeptLayers(c.layers, every).count());
   flops.products_again = 2 * count * (layers * (layer - down) + (layers - groups) * layer);
   flops.attention_again = 4 * pairs * (2 - groups / layers);
   return flops;

@@ -34,9 +34,9 @@ struct MostOfRanks {
 };
 MostOfRanks most_of_ranks(const AttentionPattern& pattern, const ShardPlan& shards);
 
-/// `tile` tokens go through a layer at once; the input of every `every`-th layer is stored.
+/// `tile` tokens go through a layer at once; the inputs of KeptLayers are stored.
 TrainingMemory training_memory(const ModelConfig& config, const AttentionPattern& pattern,
-                               const ShardPlan& shards, int64_t tile, int64_t every);
+                               const ShardPlan& shards, int64_t tile, double every);
 
 /// FLOPs of one sequence, forward and backward, over all ranks. Useful: without what is computed again.
 struct TrainingFlops {
@@ -51,6 +51,6 @@ struct TrainingFlops {
 
 enum class Recompute { kNo, kYes };
 TrainingFlops training_flops(const ModelConfig& config, const AttentionPattern& pattern, int64_t tokens,
-                             Recompute recompute, int64_t every);
+                             Recompute recompute, double every);
 
 }  // namespace longhalo

@@ -52,11 +52,12 @@ TrainingPass::TrainingPass(const MpiSession& session, const Weights& weights, We
       d_normed_(residual_.size(), "gradients of the normed activations of the shard"),
       dk_(keys_.rows() * keys_.row_elements(), "gradients of the keys of a layer"),
       dv_(keys_.rows() * keys_.row_elements(), "gradients of the values of a layer"),
+      stored_layers_(weights.config.layers, checkpointing.every),
       halo_return_(session, halo_return(keys_.plan()), keys_.row_elements()) {
   const int64_t layers = weights.config.layers;
   if (checkpointing.store != nullptr) {
-    stored_ = std::make_unique<StoredInputs>(session, *checkpointing.store, layers, checkpointing.every);
-    for (int64_t layer = 0; layer < std::min(checkpointing.every, layers); ++layer)
+    stored_ = std::make_unique<StoredInputs>(session, *checkpointing.store, stored_layers_);
+    for (int64_t layer = 0; layer < stored_layers_.longest(); ++layer)
       inputs_.emplace_back(residual_.size(), "the input of a layer");
   } else {
     for (int64_t layer = 0; layer < layers; ++layer)
@@ -95,9 +96,8 @@ LossSums TrainingPass::forward_backward(const TrainingSequence& sequence, double
   done_ = weights_.untied_head.size() + weights_.final_norm.size();
   if (ready.ready) ready.ready(done_);
   if (stored_) {
-    const auto every = static_cast<int64_t>(inputs_.size());
-    for (int64_t first = (weights_.config.layers - 1) / every * every; first >= 0; first -= every)
-      backward_group(first, sequence);
+    for (int64_t slot = stored_layers_.count(); slot-- > 0;)
+      backward_group(slot, sequence);
   } else {
     for (int64_t index = weights_.config.layers; index-- > 0;) {
       KeptLayer& kept = kept_[static_cast<size_t>(index)];
@@ -187,8 +187,8 @@ void TrainingPass::forward_keeping(const TrainingSequence& sequence) {
 }
 
 // The layers from `first` on whose inputs hang on the one that was stored.
-void TrainingPass::backward_group(int64_t first, const TrainingSequence& sequence) {
-  const int64_t end = std::min(first + static_cast<int64_t>(inputs_.size()), weights_.config.layers);
+void TrainingPass::backward_group(int64_t slot, const TrainingSequence& sequence) {
+  const int64_t first = stored_layers_.all()[static_cast<size_t>(slot)], end = stored_layers_.end(slot);
   const auto input = [&](int64_t index) -> HostBuffer<float>& {
     return inputs_[static_cast<size_t>(index - first)];
   };

@@ -57,10 +57,10 @@ struct Checkpointing {
   /// Keeps the inputs of layers, stored_inputs_shape(). Without a store all that backward needs of every
   /// layer is kept in memory, and nothing is computed again but norms and the MLP's activation.
   ActivationStore* store = nullptr;
-  /// The input of every so many-th layer is stored. In backward those of the layers between are computed
-  /// again from it, and `every` of them are alive at once; each layer then goes forward once more as it goes
-  /// back. In all 2 - 1/every forward passes are made again, 1 with every = 1.
-  int64_t every = 1;
+  /// The inputs of KeptLayers are stored. In backward those of the layers between are computed again from
+  /// them, and those of one group are alive at once; each layer then goes forward once more as it goes back.
+  /// In all 2 - 1/every forward passes are made again, 1 with every = 1.
+  double every = 1;
 };
 
 class TrainingPass {
@@ -105,7 +105,7 @@ class TrainingPass {
   void run_layer(int64_t index, const TrainingSequence& sequence, const float* x, float* x_out);
   LossSums loss(const TrainingSequence& sequence, double loss_scale, double z_loss,
                 WithGradient with_gradient);
-  void backward_group(int64_t first, const TrainingSequence& sequence);
+  void backward_group(int64_t slot, const TrainingSequence& sequence);
   void backward_layer(int64_t index, const TrainingSequence& sequence, const float* x, KeptLayer* kept);
   void attend_back(int64_t index, TokenRange queries, const TrainingSequence& sequence, const float* x,
                    KeptLayer* kept);
@@ -136,6 +136,7 @@ class TrainingPass {
     HostBuffer<float> dk, dv;  // [G, H_kv, d]
   };
   std::vector<LandmarkGradient> d_landmarks_;  // per strided band
+  KeptLayers stored_layers_;                   // with a store
   GradientReturn halo_return_;
   std::vector<std::unique_ptr<GradientReturn>> landmark_returns_;  // per strided band
   const GradientsReady* ready_ = nullptr;                          // of the backward pass that is going on

@@ -49,23 +49,25 @@ class TrainGpu(ResumingCase):
         config = self.job()
         self.train_well(self.into("cpu", config))
         on_cpu = self.metrics("step") + self.metrics("validation")
+        learned = on_cpu[0]["cross_entropy"] - on_cpu[23]["cross_entropy"]
+        self.assertGreater(learned, 0.5)
         for ranks in (1, 2):
             run = self.on_gpu(self.into(f"gpu{ranks}", config), ranks=ranks)
             self.assertIn("in bf16", run.err)
             on_gpu = self.metrics("step") + self.metrics("validation")
             self.assertEqual([r["step"] for r in on_gpu], [r["step"] for r in on_cpu])
             for one, other in zip(on_gpu, on_cpu):
-                # A loss is a mean over some hundred tokens of numbers that bf16 moves by 2^-8 of themselves.
-                self.assertAlmostEqual(one["cross_entropy"], other["cross_entropy"], delta=2**-7, msg=one["step"])
-        self.assertLess(on_gpu[23]["loss"], on_gpu[0]["loss"] - 0.25)
+                # bf16 moves logits by 2^-8 of themselves, and what is learned from them a little.
+                delta = 2**-7 + 0.05 * learned * (one["step"] > 1)
+                self.assertAlmostEqual(one["cross_entropy"], other["cross_entropy"], delta=delta, msg=one["step"])
 
     def test_stored_anywhere_the_same_bits(self):
         config = self.job(steps=4, validate_every=4)
         found = []
-        for index, settings in enumerate((("device", 1), ("host", 1), ("nvme", 1), ("host", 2), ("nvme", 2))):
-            activations = {"store": settings[0], "every": settings[1], "directory": str(self.dir)}
+        for index, (store, every) in enumerate((("device", 1), ("host", 1), ("nvme", 1), ("host", 2), ("nvme", 1.5))):
+            activations = {"store": store, "every": every, **({"directory": str(self.dir)} if store == "nvme" else {})}
             run = self.on_gpu(self.into(f"store{index}", {**config, "activations": activations}))
-            self.assertIn(f"activations: {settings[0]}", run.err)
+            self.assertIn(f"activations: {store}", run.err)
             found.append([[step[key] for key in EXACT] for step in self.metrics("step")])
         for other in found[1:]:
             self.assertEqual(found[0], other)
@@ -82,7 +84,7 @@ class TrainGpu(ResumingCase):
             self.copy_run(self.dir / "whole", self.out, step=12)
             run = go(self.resuming(resumed))
             self.assertIn("step 12 of 24", run.err)
-            self.assert_same_run(self.out, self.dir / "whole", delta=0 if name == "again" else 2**-7)
+            self.assert_same_run(self.out, self.dir / "whole", delta=0 if name == "again" else 2**-6)
 
     def copy_run(self, folder, to, step):
         """A run as it was after a step: its checkpoints up to there, and its metrics."""
@@ -102,10 +104,11 @@ class TrainGpu(ResumingCase):
         self.assertEqual(next(model.parameters()).dtype, torch.bfloat16)
 
     def test_plan_says_what_a_gpu_holds(self):
-        run = self.train(self.job(), "--plan", *CUDA, ranks=1, environment=self.ONE_GPU)
+        job = self.job()
+        run = self.train(job, "--plan", *CUDA, ranks=1, environment=self.ONE_GPU)
         self.assertEqual(run.code, 0, run.err)
         self.assertIn("of GPU 0", run.out)
         self.assertIn("host memory: job checkpoint", run.out)
-        refused = self.train(self.job(), "--plan", *CUDA, "--set", "activations.store=off", ranks=1,
+        refused = self.train(job, "--plan", *CUDA, "--set", "activations.store=off", ranks=1,
                              environment=self.ONE_GPU)
         self.assert_refused(refused, "always makes activations again", "device, host or nvme")

@@ -148,8 +148,10 @@ TEST_F(DeviceTraining, IsTheSameToTheLastBitOnARepeatAndWhateverIsKept) {
                             .size();
     std::vector<Gradients> results;
     for (const bool stores : {false, true}) {
-      for (const int64_t every : {1, 1, 2, 3, 8}) {  // the first chooses how products are made, for all
-        HostActivationStore store(device_stored_inputs_shape(config.layers, own, config.hidden, every));
+      for (const double every :
+           {1.0, 1.0, 1.5, 2.0, 3.0, 8.0}) {  // the first chooses how products are made, for all
+        HostActivationStore store(
+            device_stored_inputs_shape(KeptLayers(config.layers, every), own, config.hidden));
         DeviceTrainingOptions options;
         options.tile = 96, options.every = every, options.store = stores ? &store : nullptr;
         results.push_back(run(test, weights, sequence, options));

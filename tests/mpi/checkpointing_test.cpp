@@ -77,18 +77,17 @@ std::vector<float> flat(Weights& weights) {
   return all;
 }
 
-Outcome run(const Case& test, std::optional<Where> where, int64_t every,
-            const std::filesystem::path& folder) {
+Outcome run(const Case& test, std::optional<Where> where, double every, const std::filesystem::path& folder) {
   const ShardPlan shards(test.tokens, session().ranks(), test.alignment);
   Weights weights = tiny_model(test.pattern, test.tied, 15, kLayers);
   std::unique_ptr<ActivationStore> store;
   TrainerOptions options = options_of_a_run();
   if (where) {
     session().together([&] {
-      store = make_store(
-          *where,
-          stored_inputs_shape(kLayers, shards.shard(session().rank()).size(), weights.config.hidden, every),
-          folder);
+      store = make_store(*where,
+                         stored_inputs_shape(KeptLayers(kLayers, every),
+                                             shards.shard(session().rank()).size(), weights.config.hidden),
+                         folder);
     });
     options.checkpointing = {store.get(), every};
   }
@@ -119,9 +118,9 @@ TEST(Checkpointing, IsTheSameToTheLastBit) {
     SCOPED_TRACE(test.name);
     const Outcome expected = run(test, std::nullopt, 1, folder.path());
     for (const Where where : {Where::kMemory, Where::kDisk}) {
-      const std::vector<int64_t> periods =
-          where == Where::kMemory ? std::vector<int64_t>{1, 9} : std::vector<int64_t>{1, 2, 4};
-      for (const int64_t every : periods) {
+      const std::vector<double> periods =
+          where == Where::kMemory ? std::vector<double>{1, 1.3, 9} : std::vector<double>{1, 2, 4};
+      for (const double every : periods) {
         SCOPED_TRACE(text(where == Where::kDisk ? "disk" : "memory", ", every ", every));
         const Outcome outcome = run(test, where, every, folder.path());
         EXPECT_EQ(outcome.losses, expected.losses);
@@ -131,7 +130,7 @@ TEST(Checkpointing, IsTheSameToTheLastBit) {
         // Each pass stores and takes back the inputs of every so many-th layer once.
         const int64_t own =
             ShardPlan(test.tokens, session().ranks(), test.alignment).shard(session().rank()).size();
-        const int64_t bytes = 2 * kSteps * ((kLayers + every - 1) / every) * own * 8 * 4;
+        const int64_t bytes = 2 * kSteps * KeptLayers(kLayers, every).count() * own * 8 * 4;
         EXPECT_EQ(outcome.figures.bytes_put, bytes);
         EXPECT_EQ(outcome.figures.bytes_fetched, bytes);
       }
@@ -163,9 +162,10 @@ TEST(Checkpointing, InputsLargerThanTheBuffersOfTheStore) {
     Checkpointing checkpointing;
     if (on_disk) {
       session().together([&] {
-        store = make_store(Where::kDisk,
-                           stored_inputs_shape(3, shards.shard(session().rank()).size(), config.hidden, 1),
-                           folder.path());
+        store = make_store(
+            Where::kDisk,
+            stored_inputs_shape(KeptLayers(3, 1), shards.shard(session().rank()).size(), config.hidden),
+            folder.path());
       });
       checkpointing.store = store.get();
     }
@@ -231,8 +231,8 @@ void expect_joint_error(DiskStoreOptions options, const std::function<void(Distu
   const int victim = shards.owner(test.tokens - 1);
   Weights weights = tiny_model(test.pattern, true, 15, kLayers);
   options.rank = session().rank();
-  options.shape =
-      stored_inputs_shape(kLayers, shards.shard(session().rank()).size(), weights.config.hidden, 2);
+  options.shape = stored_inputs_shape(KeptLayers(kLayers, 2), shards.shard(session().rank()).size(),
+                                      weights.config.hidden);
   std::unique_ptr<DisturbedStore> store;
   session().together([&] { store = std::make_unique<DisturbedStore>(options); });
   if (session().rank() == victim) disturb(*store);
