@@ -97,8 +97,8 @@ def readme(variant, tensors, config, step, report, sources):
     how = textwrap.fill(
         f"`scripts/small_model/run.sh` trained it ({variant}) and `scripts/small_model/pack.py` wrote this folder: "
         f"{step['step']} steps of {train['sequence_tokens']:,} bytes with the attention bands {bands}, landmark bias from "
-        f"{attention['landmark_bias']:g}, AdamW with a learning rate of {train['learning_rate']:g} after "
-        f"{train['warmup_steps']} steps, falling to {train['final_learning_rate']:g}, seed {train['seed']}.", 120)
+        f"{attention['landmark_bias']:g}, AdamW with a learning rate of {train['learning_rate']:g} after a warm-up of "
+        f"{train['warmup_steps']}, falling to {train['final_learning_rate']:g}, seed {train['seed']}.", 120)
     return f"""# A small byte-level model
 {parameters / 1e6:.2f} M parameters in bfloat16, trained with LongHalo from nothing. Every byte of a text is a token
 (data/byte_tokenizer). It knows the manner of technical manuals and little else; it is here so that the demo

@@ -68,17 +68,24 @@ tokens_of() { # output.h5 note texts...
   echo "$note" >"$output.note"
 }
 
+# Goes on with what the same settings began; what other settings made is replaced.
 train() {
-  local folder=$OUT/$1 note="$STEPS steps of $SEQUENCE ${SETTINGS:-}"
-  if [[ $(cat "$folder/trained" 2>/dev/null) == "$note" ]]; then
-    say "$1: trained already"
-    return
+  local folder=$OUT/$1 note="corpus $corpus_sum, $STEPS steps of $SEQUENCE ${SETTINGS:-}" if_exists=replace
+  if [[ $(cat "$folder/settings" 2>/dev/null) == "$note" ]]; then
+    if_exists=resume
+    if [[ -e $folder/trained ]]; then
+      say "$1: trained already"
+      return
+    fi
   fi
+  mkdir -p "$folder"
+  rm -f "$folder/trained"
+  echo "$note" >"$folder/settings"
   step "$1: training" on_ranks train --config "$CONFIG" --set input.tokens="$OUT/train.h5" \
-    --set output.directory="$folder" --set output.if_exists=resume --set attention.bands="$bands" \
+    --set output.directory="$folder" --set output.if_exists=$if_exists --set attention.bands="$bands" \
     --set attention.landmark_bias="$bias" --set train.steps="$STEPS" --set train.warmup_steps=$(((STEPS + 9) / 10)) \
     --set train.sequence_tokens="$SEQUENCE" "${more_settings[@]}"
-  echo "$note" >"$folder/trained"
+  touch "$folder/trained"
 }
 
 evaluate() {
