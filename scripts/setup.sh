@@ -12,6 +12,8 @@ Installs the Debian packages LongHalo is built on, where they are missing, and m
 .venv with the packages of scripts/requirements.txt (model conversion and test references).
 Run it as root, as a user who may use sudo, or through sudo. It says what it does and can run any number of times.
 
+slurm-wlm and munge are for tests/slurm, which starts daemons of its own; as services they are not configured here.
+
   --no-packages  leave the system alone: only check for the packages, and make .venv
                  (for machines where somebody else installs software)
 END
@@ -23,8 +25,11 @@ PACKAGES=(
   libopenmpi-dev openmpi-bin libhdf5-dev libcli11-dev libyaml-cpp-dev nlohmann-json3-dev
   libopenblas-openmp-dev libpcre2-dev libutf8proc-dev libsentencepiece-dev libgtest-dev
 )
-# Only the style tests use these; where a release does not offer them, those tests say so and are skipped.
-OPTIONAL_PACKAGES=(clang-format-14 clang-tidy-14)
+# What some tests use: of style, and of jobs under Slurm. Where a release does not offer them, those tests say so and
+# are skipped.
+OPTIONAL_PACKAGES=(clang-format-14 clang-tidy-14 iproute2)
+# A machine that has a Slurm of its own keeps it.
+command -v srun >/dev/null || OPTIONAL_PACKAGES+=(slurm-wlm munge)
 
 install_packages=yes
 for argument in "$@"; do
@@ -89,7 +94,7 @@ ensure_packages() {
     if may_install && offered "$name"; then
       wanted+=("$name")
     else
-      say "$name cannot be had here: the style test that uses it will be skipped"
+      say "$name cannot be had here: the test that uses it will be skipped"
     fi
   done
   if ((${#wanted[@]} > 0)); then

@@ -7,6 +7,7 @@
 #include "app/bench.hpp"
 #include "app/command_line.hpp"
 #include "app/infer.hpp"
+#include "app/signals.hpp"
 #include "app/tokenize.hpp"
 #include "app/train.hpp"
 #include "app/training_setup.hpp"
@@ -37,6 +38,7 @@ ExitCode run(const MpiSession& session, const CommandLine& command) {
     print_training_plan(session, config);
     return ExitCode::kDone;
   }
+  JobSignals::reserve_before_end(config.run.stop_before_end_seconds);
   switch (command.subcommand) {
     case Subcommand::kInfer:
       return run_infer(session, config);

@@ -2,7 +2,15 @@
 
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <csignal>
+#include <cstdlib>
+#include <exception>
+#include <string_view>
+
+#include "app/job_end.hpp"
+#include "core/log.hpp"
+#include "core/text.hpp"
 
 namespace longhalo {
 namespace {
@@ -14,8 +22,17 @@ static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler may set 
 
 std::array<struct sigaction, kSignals.size()> actions_before;
 
+std::optional<double> reserve_seconds;
+std::optional<JobEnd> job_end;
+
 void on_signal(int number) {
   (number == SIGUSR1 ? asked_to_save_flag : asked_to_stop_flag) = true;
+}
+
+// Of a job that Slurm started: all ranks see its end, and one of them says so.
+bool is_first_task() {
+  const char* task = std::getenv("SLURM_PROCID");
+  return task == nullptr || std::string_view(task) == "0";
 }
 
 }  // namespace
@@ -27,16 +44,25 @@ JobSignals::JobSignals() {
   ::sigemptyset(&action.sa_mask);
   asked_to_stop_flag = false;
   asked_to_save_flag = false;
+  job_end.emplace(job_end_of_environment(), reserve_seconds, now_seconds());
   for (size_t i = 0; i < kSignals.size(); ++i)
     ::sigaction(kSignals[i], &action, &actions_before[i]);
 }
 
 JobSignals::~JobSignals() {
+  if (std::uncaught_exceptions() == 0) return;
   for (size_t i = 0; i < kSignals.size(); ++i)
     ::sigaction(kSignals[i], &actions_before[i], nullptr);
 }
 
+void JobSignals::reserve_before_end(std::optional<double> seconds) {
+  reserve_seconds = seconds;
+}
+
 bool JobSignals::asked_to_stop() {
+  const double now = now_seconds();
+  if (job_end && job_end->is_near(now) && !asked_to_stop_flag.exchange(true) && is_first_task())
+    log_info(text("the job's time is over in ", std::floor(job_end->left(now)), " s: stopping"));
   return asked_to_stop_flag;
 }
 

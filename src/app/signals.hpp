@@ -1,23 +1,33 @@
-// What a launcher, a scheduler or a user asks of a running job by signals. The handler sets a flag and
-// nothing else; the ranks agree on it at the next step or document, since a signal may reach one of them
-// only.
+// What a launcher, a scheduler or a user asks of a running job by signals, or by a time limit that is near.
+// The handler sets a flag and nothing else; the ranks agree on it at the next step or document, since a
+// signal may reach one of them only.
 //   SIGTERM, SIGUSR2   save the state and stop (exit code 75)
 //   SIGUSR1            save the state and go on (infer records every document as it is done, and just goes
 //   on)
 #pragma once
 
+#include <optional>
+
 namespace longhalo {
 
 class JobSignals {
  public:
-  /// From here on the three signals no longer end the process. One object at a time.
+  /// From here on the three signals no longer end the process, and the job's time limit is looked at. One
+  /// object at a time.
   JobSignals();
-  /// Gives the signals back what they did before.
+  /// Where an error ends the job, gives the signals back what they did before. Otherwise they do nothing any
+  /// more: a launcher sends SIGTERM to all ranks as soon as the first one has left with 75, and each of them
+  /// is to leave with its own exit code.
   ~JobSignals();
   JobSignals(const JobSignals&) = delete;
   JobSignals& operator=(const JobSignals&) = delete;
 
-  /// Whether this rank was asked to stop, for good.
+  /// Seconds that are left to the job when it stops because its time is over (app/job_end.hpp says what empty
+  /// means). To be said before there is an object.
+  static void reserve_before_end(std::optional<double> seconds);
+
+  /// Whether this rank was asked to stop, for good, by a signal or by the end of the job's time. Not to be
+  /// called from several threads.
   static bool asked_to_stop();
   /// Whether this rank was asked to save its state since the last call.
   static bool take_asked_to_save();

@@ -1,0 +1,52 @@
+#include "app/job_end.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "core/error.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr double kMostReserve = 120, kShareOfTimeLeft = 0.1;
+
+}  // namespace
+
+JobEnd::JobEnd(std::optional<double> end, std::optional<double> reserve_seconds, double now) {
+  if (!end || *end <= now) return;
+  end_ = end;
+  reserve_ = reserve_seconds.value_or(std::min(kMostReserve, kShareOfTimeLeft * (*end - now)));
+}
+
+bool JobEnd::is_near(double now) {
+  if (!end_) return false;
+  if (asked_) longest_ = std::max(longest_, now - *asked_);
+  asked_ = now;
+  near_ = near_ || now + longest_ + reserve_ >= *end_;
+  return near_;
+}
+
+double JobEnd::left(double now) const {
+  check(end_.has_value(), "the job has an end");
+  return *end_ - now;
+}
+
+std::optional<double> job_end_of_environment() {
+  const char* variable = std::getenv("SLURM_JOB_END_TIME");
+  if (variable == nullptr) return std::nullopt;
+  const std::string_view words(variable);
+  int64_t seconds = 0;
+  const auto [end, error] = std::from_chars(words.data(), words.data() + words.size(), seconds);
+  if (error != std::errc() || end != words.data() + words.size()) return std::nullopt;
+  return static_cast<double>(seconds);
+}
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace longhalo

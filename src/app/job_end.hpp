@@ -1,0 +1,37 @@
+// When a scheduler ends this job, and whether that is near: then a job saves its state and leaves by itself,
+// because what a scheduler sends at the limit leaves some seconds, if it comes at all. Slurm says the end in
+// SLURM_JOB_END_TIME, seconds since 1970 (scripts/slurm/job.sh sets it where Slurm, before 23.02, does not).
+#pragma once
+
+#include <optional>
+
+namespace longhalo {
+
+class JobEnd {
+ public:
+  /// Times are seconds since 1970. `reserve_seconds` is kept for the state to be saved; empty: two minutes,
+  /// or a tenth of what the job has left at `now` where that is less. An end that is over at `now` is another
+  /// job's, or none.
+  JobEnd(std::optional<double> end, std::optional<double> reserve_seconds, double now);
+
+  /// Asked at every point where the job can stop. True when the reserve would be used up before the next such
+  /// point, taken to be as far away as the farthest two so far were from each other; from then on always.
+  bool is_near(double now);
+
+  /// Seconds until the end, of which there has to be one.
+  double left(double now) const;
+
+ private:
+  std::optional<double> end_;
+  double reserve_ = 0, longest_ = 0;
+  std::optional<double> asked_;
+  bool near_ = false;
+};
+
+/// What SLURM_JOB_END_TIME says; empty where it is not set or is no time.
+std::optional<double> job_end_of_environment();
+
+/// Seconds since 1970.
+double now_seconds();
+
+}  // namespace longhalo
