@@ -1,6 +1,6 @@
 #!/bin/bash
-# From a fresh clone to answers: set-up, build, the small model that comes with the repository, then a real one: the main
-# job on two ranks, a look at what it wrote, and a short training job.
+# From a fresh clone to answers: set-up, build, the small model that comes with the repository, then a real one: the
+# main job on two ranks, a look at what it wrote, and a short training job.
 # `scripts/demo.sh --help` says more.
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/common.sh"

@@ -67,7 +67,8 @@ def short(count):
 
 def markdown(title, rows, counts, edges, trained):
     """`rows` is {name: bits per byte of each bucket}. A bold head is beyond the trained length."""
-    heads = [f"{short(a)}-{short(b)}" if b <= trained else f"**{short(a)}-{short(b)}**" for a, b in zip(edges, edges[1:])]
+    heads = [f"{short(a)}-{short(b)}" if b <= trained else f"**{short(a)}-{short(b)}**"
+             for a, b in zip(edges, edges[1:])]
     lines = [title, "", f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|",
              f"| bytes measured | {' | '.join(f'{count:,}' for count in counts)} |"]
     for name, bits in rows.items():
@@ -98,10 +99,11 @@ def table(arguments):
         report["bits_per_byte"][kind] = {"bytes": counts.tolist(),
                                          **{name: [None if math.isnan(b) else round(b, 6) for b in bits]
                                             for name, bits in rows.items()}}
-        title = (f"Bits per byte by position in {len(documents)} documents that were not trained on" if kind == "all" else
-                 f"The same of the {len(documents)} longest of them alone, so that a line compares the same texts")
-        parts.append(markdown(f"{title} (bold: beyond the trained length of {arguments.trained:,}):", rows, counts, edges,
-                              arguments.trained))
+        title = f"Bits per byte by position in {len(documents)} documents that were not trained on"
+        if kind == "longest":
+            title = f"The same of the {len(documents)} longest of them alone, so that a line compares the same texts"
+        parts.append(markdown(f"{title} (bold: beyond the trained length of {arguments.trained:,}):", rows, counts,
+                              edges, arguments.trained))
         if len(long) == len(first):
             break
     print("\n\n".join(parts))

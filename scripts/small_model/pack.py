@@ -63,10 +63,14 @@ def write_safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
 
 
-def settings_of(metrics):
-    """The effective config of a run and its last step's record."""
-    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    return records[0]["config"], [record for record in records if record["event"] == "step"][-1]
+def stage_of(run):
+    """(effective config, sentence) of a training run: what was done, up to its last step."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    config = records[0]["config"]
+    train, steps = config["train"], [record["step"] for record in records if record["event"] == "step"][-1]
+    return config, (f"{steps} steps of {train['sequence_tokens']:,} bytes at a learning rate of "
+                    f"{train['learning_rate']:g} after a warm-up of {train['warmup_steps']}, falling to "
+                    f"{train['final_learning_rate']:g}, seed {train['seed']}")
 
 
 def licences_of(sources):
@@ -90,15 +94,15 @@ def measured(report, variant):
     return evaluate.markdown("", {"bits a byte": bits}, of_all["bytes"], edges, report["trained_tokens"]).strip()
 
 
-def readme(variant, tensors, config, step, report, sources):
-    train, attention = config["train"], config["attention"]
+def readme(variant, tensors, stages, report, sources):
+    (first, first_told), (_, second_told) = stages
+    attention = first["attention"]
     bands = " ".join("{" + ", ".join(str(value) for value in band) + "}" for band in attention["bands"])
     parameters = sum(values.size for values in tensors.values())
     how = textwrap.fill(
         f"`scripts/small_model/run.sh` trained it ({variant}) and `scripts/small_model/pack.py` wrote this folder: "
-        f"{step['step']} steps of {train['sequence_tokens']:,} bytes with the attention bands {bands}, landmark bias from "
-        f"{attention['landmark_bias']:g}, AdamW with a learning rate of {train['learning_rate']:g} after a warm-up of "
-        f"{train['warmup_steps']}, falling to {train['final_learning_rate']:g}, seed {train['seed']}.", 120)
+        f"{first_told}; then {second_told}. AdamW; attention bands {bands}, landmark bias from "
+        f"{attention['landmark_bias']:g}.", 120)
     return f"""# A small byte-level model
 {parameters / 1e6:.2f} M parameters in bfloat16, trained with LongHalo from nothing. Every byte of a text is a token
 (data/byte_tokenizer). It knows the manner of technical manuals and little else; it is here so that the demo
@@ -120,7 +124,7 @@ full. A model can repeat passages of what it read; who passes the weights on sho
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("results", type=pathlib.Path, help="OUT of run.sh")
+    parser.add_argument("results", type=pathlib.Path, help="RESULTS of run.sh")
     parser.add_argument("variant")
     parser.add_argument("output", type=pathlib.Path)
     parser.add_argument("--sources", type=pathlib.Path, help="SOURCES.md of the corpus (RESULTS/corpus/SOURCES.md)")
@@ -129,9 +133,9 @@ def main():
     sources = arguments.sources or arguments.results / "corpus" / "SOURCES.md"
 
     tensors = read_safetensors(run / "model" / "model.safetensors")
-    config, step = settings_of(run / "metrics.jsonl")
+    stages = [stage_of(run / "short"), stage_of(run)]
     report = json.loads((arguments.results / "evaluation.json").read_text(encoding="utf-8"))
-    text = readme(arguments.variant, tensors, config, step, report, sources)
+    text = readme(arguments.variant, tensors, stages, report, sources)
     size = 2 * sum(values.size for values in tensors.values())
     if size > LARGEST_BYTES:
         sys.exit(f"pack: the weights take {size:,} bytes in bfloat16; {LARGEST_BYTES:,} at most may be shipped")
@@ -140,7 +144,7 @@ def main():
     write_safetensors(output / "model.safetensors", tensors)
     description = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
     description["torch_dtype"] = "bfloat16"
-    description["max_position_embeddings"] = config["train"]["sequence_tokens"]
+    description["max_position_embeddings"] = stages[1][0]["train"]["sequence_tokens"]
     description["bos_token_id"] = description["eos_token_id"] = None  # there are no special tokens
     (output / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     for name in ("tokenizer.json", "tokenizer_config.json"):

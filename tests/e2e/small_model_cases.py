@@ -34,7 +34,7 @@ class SmallModel(Case):
 
     VARIANTS = ("window", "landmarks")
     SEQUENCE = 1152
-    SMALLER = ("--set train.validation_share=0 --set model.shape.layers=1 --set model.shape.hidden=32 "
+    SMALLER = ("--set model.shape.layers=1 --set model.shape.hidden=32 "
                "--set model.shape.ffn=64 --set model.shape.heads=2 --set model.shape.kv_heads=1 "
                "--set model.shape.head_dim=16")
 
@@ -53,9 +53,12 @@ class SmallModel(Case):
     def run_script(self, corpus, **environment):
         run = subprocess.run(
             [SCRIPTS / "run.sh"], capture_output=True, text=True, timeout=200,
-            env={**os.environ, "STEPS": "2", "SEQUENCE": str(self.SEQUENCE), "RANKS": "2", "DEVICE": "cpu",
-                 "VARIANTS": " ".join(self.VARIANTS), "EVALUATE": "2500", "OUT": str(self.dir / "small"),
-                 "CORPUS": str(corpus), "LONGHALO": EXECUTABLE, "PYTHON": sys.executable, "SETTINGS": self.SMALLER,
+            env={**os.environ, "SHORT_STEPS": "2", "SHORT_SEQUENCE": "256", "STEPS": "2",
+                 "SEQUENCE": str(self.SEQUENCE), "RANKS": "2", "DEVICE": "cpu",
+                 "VARIANTS": " ".join(self.VARIANTS), "EVALUATE": "2500", "RESULTS": str(self.dir / "small"),
+                 "CORPUS": str(corpus), "LONGHALO": EXECUTABLE, "PYTHON": sys.executable,
+                 "SHORT_SETTINGS": self.SMALLER,
+                 "SETTINGS": "--set train.validation_share=0 --set train.log_every=1",
                  **environment})
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
         return run.stdout
@@ -97,7 +100,8 @@ class SmallModel(Case):
         # What was done is not done again.
         before = (self.dir / "small/window/model/model.safetensors").stat().st_mtime_ns
         again = self.run_script(corpus)
-        self.assertIn("window: trained already", again)
+        self.assertIn("window, short: trained already", again)
+        self.assertIn("window, long: trained already", again)
         self.assertEqual((self.dir / "small/window/model/model.safetensors").stat().st_mtime_ns, before)
         self.assertEqual(json.loads((self.dir / "small/evaluation.json").read_text()), report)
 
@@ -127,7 +131,8 @@ class SmallModel(Case):
         readme = " ".join((packed / "README.md").read_text().split())
         self.assertIn("| a-doc | 1.0-1 | GPL-2 | 2 | 300 |", readme)
         self.assertNotIn("b-doc", readme)
-        self.assertIn("2 steps of 1,152 bytes", readme)
+        self.assertIn("2 steps of 256 bytes at", readme)
+        self.assertIn("then 2 steps of 1,152 bytes at", readme)
 
         # The shipped demo's config runs it.
         config = self.load_demo(packed)
@@ -154,7 +159,8 @@ class Corpus(Case):
     """make_corpus.py on packages made here, with the folders of the real ones."""
 
     FILES = {
-        "linux-doc-6.1": {"Documentation/filesystems/index.rst": "Files\n", "Documentation/filesystems/ext4.rst.gz": "ext4\n",
+        "linux-doc-6.1": {"Documentation/filesystems/index.rst": "Files\n",
+                          "Documentation/filesystems/ext4.rst.gz": "ext4\n",
                           "Documentation/userspace-api/a.rst": "api\n", "Documentation/virt/a.rst": "virt\n",
                           "Documentation/sound/a.txt": "sound\n", "Documentation/mm/z.rst": "z\n",
                           "Documentation/mm/index.rst": "first\n", "Documentation/mm/deep/a.rst": "deep\n",
@@ -162,11 +168,12 @@ class Corpus(Case):
         "python3.11-doc": {"/usr/share/doc/python3.11/html/_sources/howto/a.rst.txt": "howto\n",
                            "/usr/share/doc/python3.11/html/_sources/library/os.rst.txt": "os\r\nmodule\r\n"},
         "git-doc": {"git.txt": b"na\xefve git\n", "technical/pack.txt": "pack\n"},
-        "perl-doc": {"/usr/share/perl/5.36.0/pod/perl.pod": "perl\n", "/usr/share/perl/5.36.0/pod/perl5360delta.pod": "new\n",
+        "perl-doc": {"/usr/share/perl/5.36.0/pod/perl.pod": "perl\n",
+                     "/usr/share/perl/5.36.0/pod/perl5360delta.pod": "new\n",
                      "/usr/share/perl/5.36.0/pod/perltoc.pod": "no\n"},
         "postgresql-doc-15": {
             "html/index.html": '<html><head><title>no</title><link rel="next" href="b.html" /></head><body>'
-                               '<div class="navheader"><p>no</p></div><h1>The  manual</h1><p>One\n two</p></body></html>',
+                               '<div class="navheader"><p>no</p></div><h1>The  manual</h1><p>One\n two</p></body>',
             "html/b.html": '<html><head><link rel="next" href="a.html"></head><body><p>B &amp; C<br>D</p>'
                            "<pre>\n  x = 1;\n    y\n</pre></body></html>",
             "html/a.html": "<html><body><table><tr><td>k</td><td>v</td></tr></table></body></html>",
@@ -178,7 +185,8 @@ class Corpus(Case):
         "held_out/linux-filesystems": "Files\n\next4\n", "held_out/linux-userspace-api": "api\n",
         "held_out/linux-virt": "virt\n", "held_out/linux-sound": "sound\n", "held_out/python-howto": "howto\n",
         "held_out/vim-user-manual": "user\n", "held_out/vim-reference-manual": "eval\n",
-        "train/linux-mm": "first\n\nz\n\ndeep\n", "train/linux-overview": "loose\n", "train/python-library": "os\nmodule\n",
+        "train/linux-mm": "first\n\nz\n\ndeep\n", "train/linux-overview": "loose\n",
+        "train/python-library": "os\nmodule\n",
         "train/git-commands": "naïve git\n", "train/git-technical": "pack\n", "train/perl-manual": "perl\n",
         "train/perl-history": "new\n",
         "train/postgresql-manual": "The manual\n\nOne two\n\nB & C\nD\n\n  x = 1;\n    y\n\nk v\n",
@@ -189,15 +197,15 @@ class Corpus(Case):
         for package, files in self.FILES.items():
             tree = self.dir / package
             (tree / "DEBIAN").mkdir(parents=True)
-            (tree / "DEBIAN/control").write_text(f"Package: {package}\nVersion: 1.2-3\nArchitecture: all\nMaintainer: x <x@y>\n"
-                                                 "Description: test\n")
+            (tree / "DEBIAN/control").write_text(
+                f"Package: {package}\nVersion: 1.2-3\nArchitecture: all\nMaintainer: x <x@y>\nDescription: test\n")
             for name, content in files.items():
                 path = tree / (name[1:] if name.startswith("/") else f"usr/share/doc/{package}/{name}")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 content = content if isinstance(content, bytes) else content.encode()
                 path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-            subprocess.run(["dpkg-deb", "-Znone", "--root-owner-group", "--build", tree, folder / f"{package}_1.2-3_all.deb"],
-                           check=True, capture_output=True)
+            subprocess.run(["dpkg-deb", "-Znone", "--root-owner-group", "--build", tree,
+                            folder / f"{package}_1.2-3_all.deb"], check=True, capture_output=True)
 
     @unittest.skipUnless(shutil.which("dpkg-deb"), "there is no dpkg-deb here")
     def test_books_out_of_packages(self):
@@ -209,5 +217,6 @@ class Corpus(Case):
             self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
             books = {f"{path.parent.name}/{path.stem}": path.read_text() for path in corpus.glob("*/*.txt")}
             self.assertEqual(books, self.BOOKS)
-            self.assertIn("| git-doc | 1.2-3 | GPL-2 | git-technical | 5 | train |", (corpus / "SOURCES.md").read_text())
+            sources = (corpus / "SOURCES.md").read_text()
+            self.assertIn("| git-doc | 1.2-3 | GPL-2 | git-technical | 5 | train |", sources)
             (corpus / "train/old.txt").write_text("of another version")
