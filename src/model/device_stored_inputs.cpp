@@ -16,7 +16,7 @@ DeviceStoredInputs::DeviceStoredInputs(const MpiSession& session, ActivationStor
                                        const ActivationShape& shape)
     : session_(session), store_(store), shape_(shape), compute_(device.compute()), copy_(device.copy()) {
   check(shape.type == ActivationType::kBfloat16, "activations on a GPU are bf16");
-  for (DeviceBuffer<BFloat16>& buffer : taken_)
+  for (DeviceBuffer<BFloat16>& buffer : arrays_)
     buffer = DeviceBuffer<BFloat16>(shape.tokens * shape.hidden, "the input of a layer", compute_);
   // Copies to memory that could not be locked are right, but slow.
   const std::span<std::byte> memory = store.transfer_memory();
@@ -39,16 +39,18 @@ void DeviceStoredInputs::mark() {
   ready_.record(compute_);
 }
 
-void DeviceStoredInputs::put(int64_t layer, const BFloat16* x) {
+void DeviceStoredInputs::put(int64_t layer, DeviceBuffer<BFloat16>& x) {
+  finish_put();
   const Stopwatch watch;
+  std::swap(x, arrays_[0]);
   session_.together([&] {
     put_ = static_cast<int>(layer);
     // On threads of the store too, several at a time: each has its own idea of which device is current.
     const int device = current_device_info().index;
-    store_.put_from(*put_, [this, x, device](int64_t offset, std::span<std::byte> into) {
+    store_.put_from(*put_, [this, device](int64_t offset, std::span<std::byte> into) {
       check_cuda(cudaSetDevice(device), "cudaSetDevice");
       ready_.synchronize();
-      copy_async(into.data(), reinterpret_cast<const std::byte*>(x) + offset,
+      copy_async(into.data(), reinterpret_cast<const std::byte*>(arrays_[0].data()) + offset,
                  static_cast<int64_t>(into.size()), copy_);
       check_cuda(cudaStreamSynchronize(copy_), "copying a layer's input to the host");
     });
@@ -73,7 +75,7 @@ void DeviceStoredInputs::turn() {
 const BFloat16* DeviceStoredInputs::take(int64_t layer) {
   const Stopwatch watch;
   turn_ = 1 - turn_;
-  BFloat16* const to = taken_[turn_].data();
+  BFloat16* const to = arrays_[turn_].data();
   // The layers that used this memory were queued before the last take(); those queued since use the other.
   queued_[1 - turn_].make_wait(copy_);
   queued_[turn_].record(compute_);

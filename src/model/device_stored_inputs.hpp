@@ -1,7 +1,8 @@
 // The inputs of checkpointed layers [n, D] in bf16 on their way from the GPU to an activation store during
 // the forward pass, and back, last layer first, during the backward pass (stored_inputs.hpp is the CPU's
-// form). Bytes move on the device's copy stream beside compute: a layer's input while the layer itself runs,
-// and in the backward pass while the layers behind it go back.
+// form). Bytes move on the device's copy stream beside compute: a layer's input while this layer and those
+// after it run, up to the next one that is stored, and in the backward pass while the layers behind it go
+// back.
 //
 // A fault of the store hits one rank; it is met by all of them together.
 #pragma once
@@ -33,11 +34,10 @@ class DeviceStoredInputs {
 
   /// Before a stored layer's kernels are queued, behind those that make its input.
   void mark();
-  /// When they are queued, so that the copy runs beside them: its input, which must not change before
-  /// finish_put(). Throws JointError. Collective.
-  void put(int64_t layer, const BFloat16* x);
-  /// Throws JointError. Collective where something was put.
-  void finish_put();
+  /// When they are queued, so that the copy runs beside them and beside what is queued later: takes its input
+  /// and gives another array in its place, which may be written by kernels queued from now on. Waits until
+  /// the one before is stored. Throws JointError. Collective.
+  void put(int64_t layer, DeviceBuffer<BFloat16>& x);
   /// After the last layer: begins to read what backward wants first. Throws JointError. Collective.
   void turn();
   /// The input of a stored layer, those of later layers first, for kernels queued from now on; valid until
@@ -48,6 +48,8 @@ class DeviceStoredInputs {
   double seconds() const { return seconds_; }
 
  private:
+  void finish_put();
+
   const MpiSession& session_;
   ActivationStore& store_;
   ActivationShape shape_;
@@ -55,8 +57,9 @@ class DeviceStoredInputs {
   bool registered_ = false;  // whether the store's memory is page-locked here
   std::optional<int> put_;   // a layer that the store may still be reading
   Event ready_, arrived_;
-  Event queued_[2];                  // on the compute stream, at the last two take()
-  DeviceBuffer<BFloat16> taken_[2];  // [n, D]
+  Event queued_[2];  // on the compute stream, at the last two take()
+  // [n, D]; in the forward pass [0] is free or being stored, in the backward pass both are inputs taken back.
+  DeviceBuffer<BFloat16> arrays_[2];
   int turn_ = 0;
   double seconds_ = 0;
 };

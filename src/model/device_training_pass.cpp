@@ -157,12 +157,9 @@ void DeviceTrainingPass::forward(WithGradient with_gradient) {
     if (keeps && stored_ == nullptr && !shard().empty())
       copy_async(kept_[static_cast<size_t>(kept_layers_.slot(index))].data(), residual_.data(),
                  residual_.size(), compute_);
-    if (stored_ != nullptr) {
-      stored_->finish_put();  // this layer's output goes where the last one's input is
-      if (keeps) stored_->mark();
-    }
+    if (stored_ != nullptr && keeps) stored_->mark();
     run_layer(index, residual_.data(), next_.data());
-    if (stored_ != nullptr && keeps) stored_->put(index, residual_.data());
+    if (stored_ != nullptr && keeps) stored_->put(index, residual_);
     std::swap(residual_, next_);
     room_.transport.check_health();
   }
