@@ -46,15 +46,14 @@ fi
 queue_again() {
   local state
   state=$(squeue --noheader --jobs="$job_id" --format=%T || true)
-  if [[ $state != RUNNING ]]; then
+  if [[ $state != RUNNING && $state != SIGNALING ]]; then
     say "stopped with its state saved; it is ${state:-gone}, so it is not queued again"
   elif ((${SLURM_RESTART_COUNT:-0} >= most_restarts)); then
     say "stopped with its state saved, after $most_restarts restarts: submit it anew to go on"
-  elif scontrol requeue "$job_id"; then
-    say "stopped with its state saved and queued again"
-    sleep 60  # Slurm ends this script at once
   else
-    say "stopped with its state saved; submit it anew to go on"
+    say "stopped with its state saved; it asks Slurm to be queued again"
+    scontrol requeue "$job_id" || { say "submit it anew to go on"; return; }
+    sleep 60  # Slurm ends this script before that
   fi
 }
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
-#include <exception>
 #include <string_view>
 
 #include "app/job_end.hpp"
@@ -19,8 +18,6 @@ constexpr std::array<int, 3> kSignals{SIGTERM, SIGUSR1, SIGUSR2};
 
 std::atomic<bool> asked_to_stop_flag{false}, asked_to_save_flag{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler may set it");
-
-std::array<struct sigaction, kSignals.size()> actions_before;
 
 std::optional<double> reserve_seconds;
 std::optional<JobEnd> job_end;
@@ -45,14 +42,8 @@ JobSignals::JobSignals() {
   asked_to_stop_flag = false;
   asked_to_save_flag = false;
   job_end.emplace(job_end_of_environment(), reserve_seconds, now_seconds());
-  for (size_t i = 0; i < kSignals.size(); ++i)
-    ::sigaction(kSignals[i], &action, &actions_before[i]);
-}
-
-JobSignals::~JobSignals() {
-  if (std::uncaught_exceptions() == 0) return;
-  for (size_t i = 0; i < kSignals.size(); ++i)
-    ::sigaction(kSignals[i], &actions_before[i], nullptr);
+  for (const int number : kSignals)
+    ::sigaction(number, &action, nullptr);
 }
 
 void JobSignals::reserve_before_end(std::optional<double> seconds) {

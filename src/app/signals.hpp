@@ -12,13 +12,10 @@ namespace longhalo {
 
 class JobSignals {
  public:
-  /// From here on the three signals no longer end the process, and the job's time limit is looked at. One
-  /// object at a time.
+  /// From here on the three signals no longer end the process, and the job's time limit is looked at. That
+  /// stays so when the object is gone: a launcher sends SIGTERM to all ranks as soon as the first one has
+  /// left with an exit code that is not 0, and each of them is to leave with its own. One object at a time.
   JobSignals();
-  /// Where an error ends the job, gives the signals back what they did before. Otherwise they do nothing any
-  /// more: a launcher sends SIGTERM to all ranks as soon as the first one has left with 75, and each of them
-  /// is to leave with its own exit code.
-  ~JobSignals();
   JobSignals(const JobSignals&) = delete;
   JobSignals& operator=(const JobSignals&) = delete;
 
