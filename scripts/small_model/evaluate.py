@@ -37,13 +37,13 @@ def edges_of(trained, longest):
 
 
 def scores_of(results):
-    """{document: log-probabilities [N], natural, NaN where nothing stood before} of a results folder."""
+    """{document's name: log-probabilities [N], natural, NaN where nothing stood before} of a results folder."""
     scores = {}
     for line in (results / "results.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         if record["task"] == "score":
             with h5py.File(results / record["arrays"]) as arrays:
-                scores[record["document"]] = arrays["scores"][:].astype(np.float64)
+                scores[pathlib.Path(record["document"]).name] = arrays["scores"][:].astype(np.float64)
     if not scores:
         sys.exit(f"evaluate: {results}/results.jsonl holds no scores; run longhalo infer with tasks: [score]")
     return scores

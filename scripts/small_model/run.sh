@@ -17,7 +17,7 @@ on short sequences (configs/train_small.yaml), then on long ones (configs/train_
 not trained on, each up to EVALUATE bytes, and prints a table. Stopped or killed, it goes on where it was when called
 again with the same settings. What is wanted is taken from the environment:
 
-  SHORT_STEPS     steps with short sequences (3000)     STEPS     steps with long sequences (300)
+  SHORT_STEPS     steps with short sequences (4000)     STEPS     steps with long sequences (400)
   SHORT_SEQUENCE  bytes of a short sequence (16384)     SEQUENCE  bytes of a long sequence (131072)
   RANKS           MPI ranks (1)                         DEVICE    auto, cpu, cuda (auto)
   VARIANTS        of window landmarks_from_0 landmarks pyramid dense (all of them, in this order)
@@ -35,9 +35,9 @@ END
     exit 0 ;;
 esac
 
-SHORT_STEPS=${SHORT_STEPS:-3000}
+SHORT_STEPS=${SHORT_STEPS:-4000}
 SHORT_SEQUENCE=${SHORT_SEQUENCE:-16384}
-STEPS=${STEPS:-300}
+STEPS=${STEPS:-400}
 SEQUENCE=${SEQUENCE:-131072}
 RANKS=${RANKS:-1}
 DEVICE=${DEVICE:-auto}
