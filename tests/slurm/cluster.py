@@ -117,8 +117,8 @@ class Cluster:
 
     def _make_node(self, node):
         folder = ROOT / node
-        self.holders[node] = self._start(f"{node}.host", "unshare", "--uts", "--net", "--mount", "--ipc", "sh", "-c", NODE,
-                                         "sh", node, folder, self._address(node))
+        self.holders[node] = self._start(f"{node}.host", "unshare", "--uts", "--net", "--mount", "--ipc",
+                                         "sh", "-c", NODE, "sh", node, folder, self._address(node))
         self._wait_for((folder / "waiting").exists, node)
         link = f"link{self.nodes.index(node)}"
         self._run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", self.holders[node].pid)

@@ -2,8 +2,8 @@
 a node, or were submitted wrongly.
 
 The files are submitted as they are; what sbatch overrides on its command line is what their heads say is to be edited
-for a cluster. Jobs have four CPU ranks on two virtual nodes (cluster.py), and the tests run at the same time. A job that
-has to be in mid-run when something happens is held there: its ranks are stopped (SIGSTOP), as on a machine that is slow.
+for a cluster. Jobs have four CPU ranks on two virtual nodes (cluster.py), and the tests run at the same time. A job
+that has to be in mid-run when something happens is held there: its ranks are stopped (SIGSTOP), as if they were slow.
 """
 
 import json
@@ -82,9 +82,14 @@ class Job:
                 found[int(environment["SLURM_PROCID"])] = int(entry.name)
         return found
 
-    def hold(self):
-        """Stops all ranks in mid-run; returns their process ids."""
+    def hold(self, when):
+        """Stops all ranks as soon as when() holds, which has to be in mid-run; returns their process ids."""
         pids = self.wait_for(lambda: len(self.ranks()) == 4 and self.ranks(), "ranks")
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not when():  # looked at more often than wait_for() does: steps take a few hundredths of a second
+            if time.monotonic() > end or not all(status_of(pid) for pid in pids.values()):
+                self.fail("was not to be held in time")
+            time.sleep(0.01)
         for pid in pids.values():
             os.kill(pid, signal.SIGSTOP)
         self.wait_for(lambda: all(is_stopped(pid) for pid in pids.values()), "stop of its ranks")
@@ -178,8 +183,15 @@ class SlurmCase(ResumingCase):
         self.assertIn("goes on from", job.log())
         self.assert_like_whole()
 
-    def in_mid_run(self, job, after=0):
-        job.wait_for(lambda: self.last_step() > after, "steps")
+    def assert_stopped_in_mid_run(self):
+        """The last step that was done, of which there is a checkpoint."""
+        stopped = self.metrics("stopped")[-1]["step"]
+        self.assertLess(stopped, STEPS, "the job was over before it was stopped")
+        self.assertEqual(self.checkpoints()[-1], stopped)
+        return stopped
+
+    def has_steps(self, after=0):
+        return lambda: self.last_step() > after
 
 
 class Slurm(SlurmCase):
@@ -196,18 +208,38 @@ class Slurm(SlurmCase):
         for key, record in alone.items():
             self.assertEqual(records[key].get("answer_ids"), record.get("answer_ids"))
 
-    def test_time_limit(self):
-        """The warning before the limit: state saved, queued again, done; not one bit differs from a job in one go."""
-        job = self.submit_training(self.training_job(), options=["--time=1", "--signal=TERM@30"])
-        self.in_mid_run(job)
-        held = job.hold()
+    def until_warned(self, job, when):
+        """Holds a job until Slurm has sent the warning before its time limit and has it queued again."""
+        held = job.hold(when)
         job.wait_for(lambda: all(has_got(pid, signal.SIGTERM) for pid in held.values()), "warning")
         job.let_go(held)
         job.wait_for_restart()
-        stopped = self.metrics("stopped")[-1]["step"]
+        self.assertIn("stopped with its state saved; it asks Slurm to be queued again", job.log())
+
+    def test_infer_time_limit(self):
+        """The document that is being read is finished; the job that is queued again reads those that are missing."""
+        names = [str(self.write(f"document_{index}.txt", tiny_model.document(30, seed=index))) for index in range(30)]
+        config = self.config(input={"documents": names}, generate={"max_new_tokens": 200})
+        job = self.submit("infer_1m.sbatch", self.write("infer.json", json.dumps(config)),
+                          options=["--time=1", "--signal=TERM@30"])
+        results = self.out / "results.jsonl"
+        self.until_warned(job, lambda: results.exists() and results.stat().st_size > 0)
+        before = records_of(self.out)
+        self.assertLess(len(before), 3 * len(names), "the job was over before it was stopped")
+        self.assertEqual(len(before) % 3, 0, "whole documents")
+        self.assert_ended(job, "COMPLETED", "0:0", restarted=True)
+        after = records_of(self.out)
+        self.assertEqual(len(after), 3 * len(names))
+        for key, record in before.items():
+            self.assertEqual(after[key], record, "what was finished is kept")
+
+    def test_time_limit(self):
+        """The warning before the limit: state saved, queued again, done; not one bit differs from a job in one go."""
+        job = self.submit_training(self.training_job(), options=["--time=1", "--signal=TERM@30"])
+        self.until_warned(job, self.has_steps())
+        stopped = self.metrics("stopped")[0]["step"]
         self.assertLess(stopped, STEPS, "the job was over before it was stopped")
         self.assert_ended(job, "COMPLETED", "0:0", restarted=True)
-        self.assertIn("stopped with its state saved; it asks Slurm to be queued again", job.log())
         self.assertIn(f"step {stopped} of {STEPS}", job.log())
         self.assert_like_whole()
 
@@ -220,17 +252,15 @@ class Slurm(SlurmCase):
                  for _ in range(8)]
         before = 0
         for link in links[:2]:
-            self.in_mid_run(link, before)
-            held = link.hold()
+            held = link.hold(self.has_steps(before))
             end = time.mktime(time.strptime(link.facts()["EndTime"], "%Y-%m-%dT%H:%M:%S"))
             link.wait_for(lambda: time.time() > end - before_end, "end")
             link.let_go(held)
             self.assert_ended(link, "FAILED", "75:0")
             self.assertRegex(link.log(), "the job's time is over in [0-9]+ s")
             self.assertIn("submit it anew", link.log())
-            stopped = self.metrics("stopped")[-1]["step"]
+            stopped = self.assert_stopped_in_mid_run()
             self.assertLess(before, stopped)
-            self.assertLess(stopped, STEPS, "the job was over before it was stopped")
             before = stopped
         # How many more it takes is for the machine to say; the first one that does it all leaves nothing for the next.
         ends = []
@@ -244,23 +274,30 @@ class Slurm(SlurmCase):
             self.cluster.output("scancel", link.number)
         self.assert_like_whole()
 
-    def test_saved_and_cancelled(self):
-        config = {**self.training_job()}
+    def test_limit_without_a_warning(self):
+        """At the limit itself Slurm asks, waits for KillWait and kills: the state is saved, the job not queued again."""
+        config = self.training_job()
         job = self.submit_training(config)
-        self.in_mid_run(job)
-        held = job.hold()
+        job.hold(self.has_steps())
+        self.cluster.output("scontrol", "update", f"JobId={job.number}", "EndTime=now+2")  # not what it was told
+        self.assert_ended(job, "TIMEOUT", "0:15")
+        self.assert_stopped_in_mid_run()
+        self.assertNotIn("asks Slurm", job.log())
+        self.finish(config)
+
+    def test_saved_and_cancelled(self):
+        config = self.training_job()
+        job = self.submit_training(config)
+        held = job.hold(self.has_steps())
         step = self.last_step()
         self.cluster.output("scancel", "--signal=USR1", job.number)
         job.wait_for(lambda: all(has_got(pid, signal.SIGUSR1) for pid in held.values()), "signal")
         job.let_go(held)
-        saved = job.wait_for(lambda: [s for s in self.checkpoints() if s % 15], "checkpoint on request")
-        self.assertLessEqual(step, saved[0])
-        held = job.hold()
+        job.hold(lambda: any(s % 15 for s in self.checkpoints()))  # the others are of steps that the config names
+        self.assertLessEqual(step, min(s for s in self.checkpoints() if s % 15))
         self.cluster.output("scancel", job.number)  # it continues what is stopped
         self.assert_ended(job, "CANCELLED", "0:15")
-        stopped = self.metrics("stopped")[-1]["step"]
-        self.assertLess(stopped, STEPS, "the job was over before it was cancelled")
-        self.assertEqual(self.checkpoints()[-1], stopped)
+        self.assert_stopped_in_mid_run()
         time.sleep(7)  # a job that was queued again would run by now
         self.assertEqual(job.facts()["JobState"], "CANCELLED")
         self.finish(config)
@@ -268,8 +305,7 @@ class Slurm(SlurmCase):
     def test_rank_killed(self):
         config = self.training_job()
         job = self.submit_training(config)
-        job.wait_for(self.checkpoints, "checkpoint")
-        held = job.hold()
+        held = job.hold(self.checkpoints)
         os.kill(held[3], signal.SIGKILL)
         job.let_go(held)
         # 128 + the largest signal: KILL's, or that of a rank which wrote to one that was gone.
@@ -281,8 +317,7 @@ class Slurm(SlurmCase):
     def test_slurmd_killed(self):
         """Slurm gives the node up and queues the job again; it runs when the node is back."""
         job = self.submit_training(self.training_job(), options=["--partition=doomed"])
-        job.wait_for(self.checkpoints, "checkpoint")
-        held = job.hold()
+        held = job.hold(self.checkpoints)
         self.cluster.kill_slurmd("node4")
         job.wait_for_restart()
         job.let_go(held)
@@ -320,7 +355,8 @@ class Slurm(SlurmCase):
         config["output"] = None
         array = self.submit("infer_array.sbatch", self.write("array.json", json.dumps(config)), folder, results,
                             options=["--nodes=1", "--array=1-4%3"])
-        jobs = [Job(self, f"{array.number}_{k}", self.dir / f"longhalo-array-{array.number}_{k}.log") for k in range(1, 5)]
+        jobs = [Job(self, f"{array.number}_{k}", self.dir / f"longhalo-array-{array.number}_{k}.log")
+                for k in range(1, 5)]
         for job, name in zip(jobs, names):
             broken = name == "broken.txt"
             self.assert_ended(job, "FAILED" if broken else "COMPLETED", "2:0" if broken else "0:0")
