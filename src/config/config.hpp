@@ -116,7 +116,7 @@ struct Config {
     int64_t threads = 0;      // 0: the cores of the rank
     int64_t token_tile = 0;   // tokens; 0: by the device
     ProgressMode progress = ProgressMode::kAuto;
-    std::string log;  // see log_path()
+    std::string log;                                // see log_path()
     std::optional<double> stop_before_end_seconds;  // empty ("auto"): see app/job_end.hpp
     bool operator==(const Run&) const = default;
   };
