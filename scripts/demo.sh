@@ -90,7 +90,7 @@ if [[ $only_small == yes ]]; then
   infer_on_ranks configs/demo_small.yaml results/demo_small "$@"
   exit
 fi
-if [[ -e data/small_model/model.safetensors ]]; then infer_on_ranks configs/demo_small.yaml results/demo_small; fi
+infer_on_ranks configs/demo_small.yaml results/demo_small
 step "fetching the model" "$PYTHON" scripts/fetch_model.py
 infer_on_ranks configs/demo.yaml results/demo "$@"
 

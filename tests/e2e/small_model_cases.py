@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -153,6 +154,43 @@ class SmallModel(Case):
                              env={**os.environ, "VARIANTS": "window windows", "LONGHALO": EXECUTABLE})
         self.assertEqual(run.returncode, 1)
         self.assertIn("there is no variant windows", run.stderr)
+
+
+SHIPPED = SOURCE / "data/small_model"
+
+
+class Shipped(Case):
+    """The model that comes with the repository."""
+
+    def test_demo_runs_and_the_model_has_learned(self):
+        import yaml
+        text = ("This file is about programs that you may copy, distribute and modify, and about what they do with "
+                "their arguments. When a function returns an error, the caller has to free the memory that was "
+                "allocated for the buffer; see the section about options below. ") * 3
+        config = yaml.safe_load((SOURCE / "configs/demo_small.yaml").read_text())
+        config["model"]["path"] = str(SHIPPED)
+        config["input"]["documents"] = [str(self.write("text.txt", text))]
+        config["generate"]["max_new_tokens"] = 16
+        config["output"] = {"directory": str(self.out)}
+        records = self.succeed(config)
+        self.assertEqual({task for _, _, task in records}, {"score", "embed", "generate"})
+        score = next(record for record in records.values() if record["task"] == "score")
+        self.assertEqual(score["document_tokens"], len(text))
+        # A model that knew how often each byte of this very text occurs, and nothing else, would need this many bits.
+        counts = np.bincount(np.frombuffer(text.encode(), np.uint8))
+        shares = counts[counts > 0] / len(text)
+        self.assertLess(score["bits_per_byte"], -(shares * np.log2(shares)).sum() - 1)
+
+    def test_is_small_and_says_where_it_comes_from(self):
+        pack = script("pack")
+        self.assertLessEqual((SHIPPED / "model.safetensors").stat().st_size, 8 << 20)
+        for name, values in pack.read_safetensors(SHIPPED / "model.safetensors").items():
+            self.assertTrue((values.view(np.uint32) & 0xFFFF == 0).all(), f"{name} is not in bfloat16")
+        self.assertEqual((SHIPPED / "tokenizer.json").read_bytes(),
+                         (SOURCE / "data/byte_tokenizer/tokenizer.json").read_bytes())
+        readme = (SHIPPED / "README.md").read_text()
+        for package in ("linux-doc-6.1", "python3.11-doc", "git-doc", "perl-doc", "postgresql-doc-15"):
+            self.assertRegex(readme, rf"\| {re.escape(package)} \| \S+ \| .*\S+ \|")
 
 
 class Corpus(Case):
