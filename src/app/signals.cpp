@@ -4,8 +4,6 @@
 #include <atomic>
 #include <cmath>
 #include <csignal>
-#include <cstdlib>
-#include <string_view>
 
 #include "app/job_end.hpp"
 #include "core/log.hpp"
@@ -24,12 +22,6 @@ std::optional<JobEnd> job_end;
 
 void on_signal(int number) {
   (number == SIGUSR1 ? asked_to_save_flag : asked_to_stop_flag) = true;
-}
-
-// Of a job that Slurm started: all ranks see its end, and one of them says so.
-bool is_first_task() {
-  const char* task = std::getenv("SLURM_PROCID");
-  return task == nullptr || std::string_view(task) == "0";
 }
 
 }  // namespace
@@ -52,7 +44,8 @@ void JobSignals::reserve_before_end(std::optional<double> seconds) {
 
 bool JobSignals::asked_to_stop() {
   const double now = now_seconds();
-  if (job_end && job_end->is_near(now) && !asked_to_stop_flag.exchange(true) && is_first_task())
+  // Said by every rank that sees it: clocks differ, and the one that sees it first stops them all.
+  if (job_end && job_end->is_near(now) && !asked_to_stop_flag.exchange(true))
     log_info(text("the job's time is over in ", std::floor(job_end->left(now)), " s: stopping"));
   return asked_to_stop_flag;
 }
