@@ -8,7 +8,8 @@ What makes Slurm 22.05 quick and what does not, all of it seen here:
 - Time limits are whole minutes and looked at every 30 s (a constant of slurmctld). A warning (--signal=TERM@N) is sent
   at the first look after the limit - N - 30 s: with --time=1 and N of 30 or more at the first look, 0 to 30 s after the
   job began. SIGCONT is sent before it, so a stopped job hears it.
-- A requeued job waits for cred_expire + 1 s, of which 5 s is the least.
+- A requeued job waits for cred_expire + 1 s. Below some 10 s the launch of a step fails on a busy machine, which takes
+  longer to look at the credential than it is good for.
 - A node is down when slurmd has not answered for SlurmdTimeout, which is looked at every third of it.
 """
 
@@ -27,7 +28,7 @@ SlurmctldHost=head
 SlurmctldPort=16817
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={ROOT}/munge/socket,cred_expire=5
+AuthInfo=socket={ROOT}/munge/socket,cred_expire=12
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
