@@ -2,6 +2,7 @@
 //
 // Exit codes: 0 done, 1 a fault of LongHalo, 2 bad config or input, 75 stopped on request with its state
 // saved.
+#include <csignal>
 #include <exception>
 
 #include "app/bench.hpp"
@@ -85,6 +86,7 @@ int run_alone(const CommandLine& command) {
 int main(int argc, char** argv) {
   using namespace longhalo;
   claim_standard_streams();
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes shall be an error of write(), which says where
   try {
     const CommandLine command = parse_command_line(argc, argv);
     if (command.exit_code) return leave_together(argc, argv, *command.exit_code);

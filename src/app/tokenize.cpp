@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
 #include "dataset/documents.hpp"
@@ -89,6 +90,7 @@ void decode(const TokenizeOptions& options, const Tokenizer& tokenizer) {
   const std::vector<fs::path> files = output_files(tokens, folder);
   for (const fs::path& file : files)
     refuse_existing(file, options.if_exists);
+  refuse_shared_link(folder);
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) {

@@ -1,6 +1,7 @@
 #include "config/checks.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <initializer_list>
 #include <numeric>
 #include <utility>
@@ -27,6 +28,7 @@ class Checker {
     check_generate();
     check_run();
     check_train();
+    check_origin();
     check_activations();
     check_bench();
   }
@@ -260,7 +262,23 @@ class Checker {
                  "; remove one of the two, or set activations.store: nvme"));
   }
 
+  // What a job writes must not take the place of what it started from.
+  void check_origin() {
+    namespace fs = std::filesystem;
+    if (subcommand_ != Subcommand::kTrain || config_.model.path.empty() || config_.output.directory.empty())
+      return;
+    std::error_code error;
+    const fs::path origin = fs::weakly_canonical(config_.model.path, error);
+    const fs::path output = fs::weakly_canonical(config_.output.directory, error);
+    if (error || (origin != output / "model" && origin.parent_path() != output / "checkpoints")) return;
+    fault({"model.path", "output.directory"},
+          text(told("model.path"), " lies where ", told("output.directory"),
+               " is to hold what this job makes; choose another output.directory, or copy the model"));
+  }
+
   void check_bench() {
+    if (subcommand_ == Subcommand::kBenchStep && config_.bench.tokens == 1)
+      fault({"bench.tokens"}, text(told("bench.tokens"), ": one token foretells nothing; a step needs two"));
     check_heads("bench", config_.bench.heads, config_.bench.kv_heads, config_.bench.head_dim);
     if ((config_.bench.outputs == 0) != (config_.bench.inputs == 0))
       fault({"bench.outputs", "bench.inputs"},

@@ -120,10 +120,13 @@ PackedSequences::PackedSequences(const DocumentTokens& documents, TokenSpan part
     first += size;
   }
   if (packing == Packing::kOneDocument) cut_pieces();
+  const bool can_foresee =
+      std::any_of(pieces_.begin(), pieces_.end(), [](const Piece& piece) { return piece.count > 1; });
+  if (!can_foresee)
+    throw UserError(
+        text("there are ", tokens_, " tokens, and no document has two of them: none foretells another"),
+        origin, "give longer documents");
   if (sequences_an_epoch() > 0) return;
-  if (packing == Packing::kOneDocument)
-    throw UserError(text("there are ", tokens_, " tokens, and no document has two of them"), origin,
-                    "give more documents");
   throw UserError(
       text("there are ", tokens_, " tokens, less than one sequence of ", length), origin,
       "give more documents, make train.sequence_tokens smaller, or set train.packing: one_document");

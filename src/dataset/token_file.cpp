@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "core/text.hpp"
 #include "storage/hdf5_writer.hpp"
+#include "storage/trial_read.hpp"
 
 namespace longhalo {
 namespace {
@@ -84,7 +85,26 @@ void TokenFileWriter::commit() {
   writer.commit();
 }
 
-TokenFile::TokenFile(const std::filesystem::path& file)
+TokenFile::TokenFile(const std::filesystem::path& file) : TokenFile(tried(file), AfterTrial{}) {}
+
+// Values that lie one after another are found without the file's own structures; others are all looked up
+// once.
+const std::filesystem::path& TokenFile::tried(const std::filesystem::path& file) {
+  constexpr double kSeconds = 60, kBytesPerSecond = 10e6;
+  const auto bytes = static_cast<double>(open_input(file).size_bytes);
+  try_to_read(file, kSeconds + bytes / kBytesPerSecond, [&] {
+    const TokenFile trial(file, AfterTrial{});
+    std::vector<int32_t> part(kBlockTokens);
+    for (int64_t i = 0; i < trial.documents() && trial.tokens_.file_offset() < 0; ++i) {
+      const int64_t count = trial.document_tokens(i);
+      for (int64_t at = 0; at < count; at += static_cast<int64_t>(kBlockTokens))
+        trial.read(i, at, std::span(part).first(std::min(kBlockTokens, static_cast<size_t>(count - at))));
+    }
+  });
+  return file;
+}
+
+TokenFile::TokenFile(const std::filesystem::path& file, AfterTrial)
     : file_(Hdf5File::open(file)), tokens_(file_.dataset("tokens")) {
   const std::string where = file.string();
   const std::string_view remedy = "make the file again with longhalo tokenize";

@@ -54,7 +54,8 @@ class TokenFileWriter {
 
 class TokenFile {
  public:
-  /// Opens and checks everything but the ids, which are checked as they are read. Throws UserError.
+  /// Opens and checks everything but the ids, which are checked as they are read. Throws UserError, also for
+  /// a file that the HDF5 library would crash on: a child process reads it first (storage/trial_read.hpp).
   explicit TokenFile(const std::filesystem::path& file);
 
   const TokenFileInfo& info() const { return info_; }
@@ -68,6 +69,9 @@ class TokenFile {
   std::vector<int32_t> read(int64_t document) const;
 
  private:
+  struct AfterTrial {};
+  TokenFile(const std::filesystem::path& file, AfterTrial);
+  static const std::filesystem::path& tried(const std::filesystem::path& file);
   template <class Stored>
   void read_as(int64_t begin, std::span<int32_t> out) const;
 

@@ -1,9 +1,9 @@
 #include "model/model_config.hpp"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
@@ -11,17 +11,17 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr int64_t kMostBytes = int64_t{16} << 20;  // of config.json, which has one or two thousand
 constexpr const char* kSupported =
     "LongHalo reads Llama-family models: LlamaForCausalLM with SiLU, RMSNorm, no biases";
 
 Json read_json(const std::filesystem::path& path) {
   std::error_code ignored;
-  std::ifstream in(path, std::ios::binary);
-  if (!in || std::filesystem::is_directory(path, ignored))
+  if (!std::filesystem::is_regular_file(path, ignored))
     throw UserError("a model file cannot be read", path.string(),
                     "model.path must be a Hugging Face model directory with config.json and *.safetensors");
   try {
-    Json json = Json::parse(in);
+    Json json = Json::parse(read_json_text(path, kMostBytes));
     if (!json.is_object())
       throw UserError("the file is not a JSON object", path.string(),
                       "take config.json from the model's original");
@@ -170,7 +170,8 @@ ModelConfig read_model_config(const std::filesystem::path& model_directory) {
   config.trained_positions = keys.integer("max_position_embeddings", 0);
 
   const std::filesystem::path generation = model_directory / "generation_config.json";
-  if (std::filesystem::exists(generation))
+  std::error_code ignored;
+  if (std::filesystem::exists(generation, ignored))
     config.eos_ids = read_eos(read_json(generation), generation.string());
   if (config.eos_ids.empty()) config.eos_ids = read_eos(json, path.string());
 

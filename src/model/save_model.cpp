@@ -1,13 +1,14 @@
 #include "model/save_model.hpp"
 
-#include <fstream>
-#include <iterator>
+#include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/text.hpp"
 #include "model/checkpoint_reader.hpp"
 #include "storage/atomic_file.hpp"
@@ -24,13 +25,7 @@ constexpr const char* kCompanions[] = {"tokenizer.json",          "tokenizer.mod
                                        "special_tokens_map.json", "vocab.json",       "merges.txt",
                                        "chat_template.jinja",     "added_tokens.json"};
 
-std::string contents_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::string contents((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  if (!in.good() && !in.eof())
-    throw UserError("the file cannot be read", file.string(), "check its permissions");
-  return contents;
-}
+constexpr int64_t kMostBytes = int64_t{1} << 30;  // of a tokenizer, the largest of them
 
 Json new_config(const ModelConfig& c) {
   return {{"architectures", {"LlamaForCausalLM"}},
@@ -139,12 +134,14 @@ std::vector<std::pair<std::string, std::string>> model_files(const ModelConfig& 
                                                              const fs::path& origin,
                                                              OriginConfig origin_config) {
   const bool keeps = origin_config == OriginConfig::kKeep && !origin.empty();
-  Json description = keeps ? Json::parse(contents_of(origin / "config.json")) : new_config(config);
+  Json description =
+      keeps ? Json::parse(read_json_text(origin / "config.json", kMostBytes)) : new_config(config);
   description["torch_dtype"] = matrices == Dtype::kBF16 ? "bfloat16" : "float32";
   description["longhalo"] = {{"bands", bands_of(pattern)}};
   std::vector<std::pair<std::string, std::string>> files{{"config.json", description.dump(2) + "\n"}};
   const auto take_along = [&](const char* name) {
-    if (!origin.empty() && fs::exists(origin / name)) files.emplace_back(name, contents_of(origin / name));
+    if (!origin.empty() && fs::exists(origin / name))
+      files.emplace_back(name, read_text_file(origin / name, kMostBytes));
   };
   for (const char* name : kCompanions)
     take_along(name);
@@ -154,6 +151,7 @@ std::vector<std::pair<std::string, std::string>> model_files(const ModelConfig& 
 
 void save_model(const std::vector<NamedTensor>& tensors,
                 const std::vector<std::pair<std::string, std::string>>& beside, const fs::path& directory) {
+  refuse_shared_link(directory);
   std::error_code error;
   fs::create_directories(directory, error);
   if (error)
@@ -167,6 +165,16 @@ void save_model(const std::vector<NamedTensor>& tensors,
   file->commit();
   for (const auto& [name, contents] : beside)
     write_file_atomically(directory / name, contents);
+  // Another tokenizer or template that an earlier job left there would be taken for this model's.
+  const auto remove_other = [&](const char* name) {
+    const bool is_ours =
+        std::any_of(beside.begin(), beside.end(), [&](const auto& file) { return file.first == name; });
+    if (!is_ours) fs::remove(directory / name, error);
+  };
+  for (const char* name : kCompanions)
+    remove_other(name);
+  for (const char* name : {"generation_config.json", "model.safetensors.index.json"})
+    remove_other(name);
 }
 
 }  // namespace longhalo

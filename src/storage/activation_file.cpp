@@ -77,7 +77,7 @@ ActivationFile::ActivationFile(const fs::path& path, const ActivationShape& shap
 }
 
 void ActivationFile::lay_out(const ActivationShape& shape, int64_t chunk_bytes) {
-  Hdf5File file = Hdf5File::create(path_, kBlockBytes);
+  Hdf5File file = Hdf5File::create(path_, Hdf5File::Existing::kReplace, kBlockBytes);
   file.set_attribute("chunk_bytes", chunk_bytes);
   const Hdf5Type type = shape.type == ActivationType::kBfloat16 ? Hdf5Type::kUint16 : Hdf5Type::kFloat32;
   const int64_t chunks = chunks_of(shape.layer_bytes(), chunk_bytes);

@@ -1,6 +1,7 @@
 #include "storage/atomic_file.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/text.hpp"
 #include "storage/posix.hpp"
 
@@ -50,6 +52,14 @@ bool is_abandoned(const fs::directory_entry& entry, const Writer& writer) {
   return !error && fs::file_time_type::clock::now() - written > std::chrono::hours(24);
 }
 
+// A rename would put a file in place of a device such as /dev/stdout, for all programs of the machine.
+void refuse_special(const fs::path& target) {
+  struct stat status {};
+  if (::stat(target.c_str(), &status) != 0 || S_ISREG(status.st_mode) || S_ISDIR(status.st_mode)) return;
+  throw UserError("a device, pipe or socket stands there; a file is not put in its place", target.string(),
+                  "name a file");
+}
+
 void read_back(const TemporaryFile& temporary, std::span<const std::byte> contents) {
   const InputFile input = open_input(temporary.path());
   bool same = input.size_bytes == static_cast<int64_t>(contents.size());
@@ -68,6 +78,8 @@ void read_back(const TemporaryFile& temporary, std::span<const std::byte> conten
 }  // namespace
 
 TemporaryFile::TemporaryFile(fs::path target) : target_(std::move(target)) {
+  refuse_shared_link(target_.parent_path());
+  refuse_special(target_);
   static std::atomic<int> counter{0};
   path_ = target_;
   path_ += text(kMark, host_name(), ".", ::getpid(), "-", counter++);
@@ -89,6 +101,7 @@ void TemporaryFile::sync() const {
 }
 
 void TemporaryFile::commit_to(const fs::path& place) {
+  refuse_special(place);
   if (::rename(path_.c_str(), place.c_str()) != 0) throw_file_error(errno, "replace", place);
   committed_ = true;
   sync_directory(place.parent_path());

@@ -16,7 +16,9 @@ namespace longhalo {
 /// called.
 class TemporaryFile {
  public:
-  /// Chooses the name; creates nothing. The target's folder has to exist.
+  /// Chooses the name; creates nothing. The target's folder has to exist. Throws UserError where a device,
+  /// pipe or socket is in the target's place, or the way there leads through a link that anybody could have
+  /// made.
   explicit TemporaryFile(std::filesystem::path target);
   ~TemporaryFile();
   TemporaryFile(const TemporaryFile&) = delete;

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "core/error.hpp"
+#include "core/json_depth.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
@@ -39,6 +40,8 @@ std::string checksum_of(const json& contents) {
 }
 
 CheckpointManifest parsed(const std::string& contents) {
+  if (json_depth(contents) > kMostJsonDepth)
+    throw UserError("it is nested too deeply", kManifestName, kRemedy);
   json stored = json::parse(contents);
   const auto stated = stored.at("checksum").get<std::string>();
   if (stored.at("format").get<std::string>() != kFormat) {

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
 #include "storage/checkpoint_list.hpp"
@@ -22,13 +23,14 @@ std::string optimizer_name(int rank, int ranks) {
 }
 
 void make_directory(const fs::path& directory) {
+  refuse_shared_link(directory);
   std::error_code error;
   fs::create_directories(directory, error);
   std::error_code ignored;
   if (fs::is_directory(directory, ignored)) return;
   throw UserError(text("the folder for checkpoints cannot be made: ",
                        error ? error.message() : "a file of that name is in its place"),
-                  directory.string(), "choose another folder for checkpoints");
+                  directory.string(), "choose another output folder");
 }
 
 }  // namespace

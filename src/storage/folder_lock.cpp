@@ -10,12 +10,14 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
 
 FolderLock::FolderLock(const std::filesystem::path& directory) : file_(directory / ".longhalo.lock") {
+  refuse_shared_link(file_);
   for (;;) {
     lock_ = FileDescriptor(::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
     if (!lock_.is_open()) throw_write_error(errno, file_, 4096);

@@ -104,9 +104,10 @@ class Hdf5Dataset {
 
 class Hdf5File {
  public:
-  /// Makes a new file, emptying an existing one. Datasets of at least `alignment_bytes` begin at a multiple
-  /// of it in the file.
-  static Hdf5File create(const std::filesystem::path& path, int64_t alignment_bytes = 1);
+  enum class Existing { kReplace, kRefuse };  // kRefuse: nor is a link followed that stands there
+
+  /// Makes a new file. Datasets of at least `alignment_bytes` begin at a multiple of it in the file.
+  static Hdf5File create(const std::filesystem::path& path, Existing existing, int64_t alignment_bytes = 1);
   /// Opens an existing file for reading.
   static Hdf5File open(const std::filesystem::path& path);
 

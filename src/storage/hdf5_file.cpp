@@ -71,18 +71,66 @@ Hdf5Id open_attribute(hid_t file, const std::string& key, H5T_class_t kind, std:
   return attribute;
 }
 
+// The values of a dataset can lie in other files: behind a link, in a list of raw files, or as a view of
+// datasets elsewhere. A file that was given to be read must not make us read others.
+void refuse_other_files(hid_t dataset, const std::string& where) {
+  const Hdf5Id made = own_hdf5(H5Dget_create_plist(dataset), close_hdf5::properties, "H5Dget_create_plist");
+  if (H5Pget_layout(made.get()) != H5D_VIRTUAL && H5Pget_external_count(made.get()) == 0) return;
+  throw UserError("the values of this dataset lie in other files", where,
+                  "copy them into this file (h5repack does)");
+}
+
+// A dataset may say that it has more values than any memory holds and store none of them: those would all be
+// read as zeros. The best of the library's filters makes a thousandth of what it is given.
+void refuse_unwritten(hid_t dataset, const std::string& where) {
+  constexpr hsize_t kMostCompressed = 1100;
+  const Hdf5Id type = own_hdf5(H5Dget_type(dataset), close_hdf5::datatype, "H5Dget_type");
+  const Hdf5Id space = own_hdf5(H5Dget_space(dataset), close_hdf5::dataspace, "H5Dget_space");
+  const hssize_t values = H5Sget_simple_extent_npoints(space.get());
+  hsize_t bytes = 0, stored = 0;
+  const bool is_written =
+      values >= 0 && !__builtin_mul_overflow(H5Tget_size(type.get()), static_cast<hsize_t>(values), &bytes) &&
+      !__builtin_mul_overflow(H5Dget_storage_size(dataset), kMostCompressed, &stored) && bytes <= stored;
+  if (is_written) return;
+  throw UserError(text("it has ", values, " values by its shape, and most of them were never written"), where,
+                  "make the file again; the program that wrote it did not finish");
+}
+
+void refuse_links(hid_t file, const std::string& name, const std::string& where) {
+  for (size_t end = name.find('/', 1);; end = name.find('/', end + 1)) {
+    H5L_info_t link;
+    if (H5Lget_info(file, name.substr(0, end).c_str(), &link, H5P_DEFAULT) < 0)
+      throw_hdf5_read_error("look it up", where);
+    if (link.type != H5L_TYPE_HARD)
+      throw UserError("there is a link to another place instead of the dataset", where,
+                      "put the dataset itself there");
+    if (end == std::string::npos) return;
+  }
+}
+
+Hdf5Id open_dataset(hid_t file, const std::string& name, const std::string& where) {
+  refuse_links(file, name, where);
+  Hdf5Id id(H5Dopen2(file, name.c_str(), H5P_DEFAULT), close_hdf5::dataset);
+  if (id.get() < 0) throw_hdf5_read_error("open it as a dataset", where);
+  refuse_other_files(id.get(), where);
+  refuse_unwritten(id.get(), where);
+  return id;
+}
+
 std::string unpadded(std::string_view stored) {
   return std::string(stored.substr(0, stored.find('\0')));
 }
 
 }  // namespace
 
-Hdf5File Hdf5File::create(const std::filesystem::path& path, int64_t alignment_bytes) {
+Hdf5File Hdf5File::create(const std::filesystem::path& path, Existing existing, int64_t alignment_bytes) {
   start_hdf5();
   const Hdf5Id access = file_access();
   const auto alignment = static_cast<hsize_t>(alignment_bytes);
   check(H5Pset_alignment(access.get(), alignment, alignment) >= 0, "H5Pset_alignment succeeds");
-  Hdf5Id id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), close_hdf5::file);
+  Hdf5Id id(H5Fcreate(path.c_str(), existing == Existing::kRefuse ? H5F_ACC_EXCL : H5F_ACC_TRUNC, H5P_DEFAULT,
+                      access.get()),
+            close_hdf5::file);
   if (id.get() < 0) throw_hdf5_write_error("create the file", path.string(), path, 0);
   return Hdf5File(std::move(id), path);
 }
@@ -127,9 +175,7 @@ Hdf5Dataset Hdf5File::create_dataset(const std::string& name, Hdf5Type type,
 Hdf5Dataset Hdf5File::dataset(const std::string& name) const {
   const std::string where = text(path_.string(), ", dataset ", name);
   if (!contains(name)) throw UserError("this dataset is missing", where, "use a file of the expected kind");
-  Hdf5Id id(H5Dopen2(id_.get(), name.c_str(), H5P_DEFAULT), close_hdf5::dataset);
-  if (id.get() < 0) throw_hdf5_read_error("open it as a dataset", where);
-  return Hdf5Dataset(std::move(id), path_, name);
+  return Hdf5Dataset(open_dataset(id_.get(), name, where), path_, name);
 }
 
 void Hdf5File::write_strings(const std::string& name, const std::vector<std::string>& values) {
@@ -160,8 +206,7 @@ void Hdf5File::write_strings(const std::string& name, const std::vector<std::str
 std::vector<std::string> Hdf5File::read_strings(const std::string& name) const {
   const std::string where = text(path_.string(), ", dataset ", name);
   if (!contains(name)) throw UserError("this dataset is missing", where, "use a file of the expected kind");
-  const Hdf5Id id(H5Dopen2(id_.get(), name.c_str(), H5P_DEFAULT), close_hdf5::dataset);
-  if (id.get() < 0) throw_hdf5_read_error("open it as a dataset", where);
+  const Hdf5Id id = open_dataset(id_.get(), name, where);
   const Hdf5Id type = own_hdf5(H5Dget_type(id.get()), close_hdf5::datatype, "H5Dget_type");
   const Hdf5Id space = own_hdf5(H5Dget_space(id.get()), close_hdf5::dataspace, "H5Dget_space");
   const hssize_t points = H5Sget_simple_extent_npoints(space.get());
@@ -219,7 +264,11 @@ std::string Hdf5File::string_attribute(const std::string& key) const {
     H5free_memory(value);
     return result;
   }
-  std::string value(H5Tget_size(type.get()), '\0');
+  hsize_t file_bytes = 0;
+  const size_t bytes = H5Tget_size(type.get());
+  if (H5Fget_filesize(id_.get(), &file_bytes) < 0 || bytes > file_bytes)
+    throw UserError("this text is longer than the file", where, "use a file of the expected kind");
+  std::string value(bytes, '\0');
   if (H5Aread(attribute.get(), type.get(), value.data()) < 0) throw_hdf5_read_error("read it", where);
   return unpadded(value);
 }

@@ -22,7 +22,7 @@ const std::filesystem::path& with_space(const std::filesystem::path& target, int
 
 Hdf5Writer::Hdf5Writer(const std::filesystem::path& target, int64_t bytes_needed)
     : temporary_(with_space(target, bytes_needed)),
-      file_(Hdf5File::create(temporary_.path())),
+      file_(Hdf5File::create(temporary_.path(), Hdf5File::Existing::kRefuse)),
       bytes_needed_(bytes_needed) {}
 
 void Hdf5Writer::create(const std::string& name, Hdf5Type type, const std::vector<int64_t>& shape) {

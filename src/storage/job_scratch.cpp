@@ -15,6 +15,7 @@
 
 #include "core/clock.hpp"
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
 
@@ -38,6 +39,7 @@ std::string plain(std::string_view name) {
 }
 
 void make_directory(const fs::path& directory) {
+  refuse_shared_link(directory);
   std::error_code error;
   fs::create_directories(directory, error);
   std::error_code ignored;
@@ -52,7 +54,8 @@ void make_directory(const fs::path& directory) {
 // his own: he could not remove the folders of others anyway.
 FileDescriptor lock_directory(const fs::path& directory) {
   const fs::path file = directory / text(".longhalo-activations.", ::geteuid(), ".lock");
-  FileDescriptor lock(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  refuse_shared_link(file);
+  FileDescriptor lock(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.is_open()) throw_write_error(errno, file, 4096);
   const Stopwatch waited;
   while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -77,7 +80,7 @@ bool is_dead(const fs::path& folder) {
   if (::lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) {
     return false;
   }
-  const FileDescriptor lock(::open((folder / kLockName).c_str(), O_RDWR | O_CLOEXEC));
+  const FileDescriptor lock(::open((folder / kLockName).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   // Without its lock file it was left half made or half removed.
   if (!lock.is_open()) return errno == ENOENT;
   return ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0;

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
+#include "core/json_depth.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
 #include "storage/atomic_file.hpp"
@@ -60,6 +62,7 @@ std::string arrays_name(std::string_view document) {
 }
 
 void make_directory(const fs::path& directory) {
+  refuse_shared_link(directory);
   std::error_code error;
   fs::create_directories(directory, error);
   std::error_code ignored;
@@ -148,6 +151,8 @@ void ResultWriter::read_existing() {
     const std::string_view remedy =
         "remove that line (another program damaged it), or replace the old results";
     if (end == std::string::npos) throw UserError("the last line has no end", where, remedy);
+    if (json_depth(std::string_view(contents).substr(begin, end - begin)) > kMostJsonDepth)
+      throw UserError("this line is nested too deeply", where, remedy);
     const json record = json::parse(contents.begin() + static_cast<std::ptrdiff_t>(begin),
                                     contents.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
     if (!record.is_object() || !record.contains("document") || !record.contains("task")) {

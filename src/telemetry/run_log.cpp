@@ -11,6 +11,7 @@
 #include <ctime>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
 
@@ -52,6 +53,7 @@ void cut_half_line(int descriptor, const std::string& file) {
 }  // namespace
 
 RunLog::RunLog(const std::filesystem::path& file, const RunHeader& header) : file_(file.string()) {
+  refuse_shared_link(file);
   descriptor_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (descriptor_ < 0) {
     throw UserError(text("the run log cannot be opened for writing: ", std::strerror(errno)), file_,

@@ -1,12 +1,12 @@
 #include "tokenizer/chat_template.hpp"
 
-#include <fstream>
-#include <iterator>
 #include <optional>
 
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
+#include "core/json_depth.hpp"
 #include "core/text.hpp"
 #include "tokenizer/jinja_parser.hpp"
 #include "tokenizer/jinja_renderer.hpp"
@@ -21,24 +21,14 @@ constexpr std::string_view kRemedy =
     "LongHalo renders the part of Jinja that chat templates use; put a simpler template into "
     "chat_template.jinja in "
     "the model's directory";
-constexpr uintmax_t kLargestTemplateBytes = 1 << 20;
-constexpr uintmax_t kLargestConfigBytes = 64 << 20;
+constexpr int64_t kLargestTemplateBytes = 1 << 20;
+constexpr int64_t kLargestConfigBytes = 64 << 20;
 
 /// Empty when there is no such file.
-std::optional<std::string> read_if_there(const std::filesystem::path& path, uintmax_t largest_bytes) {
+std::optional<std::string> read_if_there(const std::filesystem::path& path, int64_t largest_bytes) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return std::nullopt;
-  if (!std::filesystem::is_regular_file(path, error) ||
-      std::filesystem::file_size(path, error) > largest_bytes) {
-    throw UserError(text("the file is not a regular file of at most ", largest_bytes, " bytes"),
-                    path.string(), "check that the model's directory is complete and undamaged");
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::string content{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.is_open() || file.bad()) {
-    throw UserError("the file cannot be read", path.string(), "check its permissions");
-  }
-  return content;
+  return read_text_file(path, largest_bytes);
 }
 
 [[noreturn]] void damaged(std::string_view what, const std::filesystem::path& path) {
@@ -87,6 +77,8 @@ ChatTemplate ChatTemplate::load(const std::filesystem::path& model_directory, Ch
   std::string name = template_path.string();
   SpecialTokens special_tokens;
   if (const auto config_text = read_if_there(config_path, kLargestConfigBytes)) {
+    if (json_depth(*config_text) > kMostJsonDepth)
+      damaged("tokenizer_config.json is nested too deeply", config_path);
     const Json config = Json::parse(*config_text, nullptr, false);
     if (!config.is_object()) damaged("tokenizer_config.json is not a JSON object", config_path);
     for (const auto& [key, value] : config.items()) {
@@ -104,7 +96,7 @@ ChatTemplate ChatTemplate::load(const std::filesystem::path& model_directory, Ch
 
 ChatTemplate ChatTemplate::parse(std::string_view source, std::string_view name, SpecialTokens special_tokens,
                                  ChatDate today) {
-  if (source.size() > kLargestTemplateBytes) {
+  if (source.size() > static_cast<size_t>(kLargestTemplateBytes)) {
     throw UserError(text("the chat template has more than ", kLargestTemplateBytes, " bytes"), name, kRemedy);
   }
   ChatTemplate result;

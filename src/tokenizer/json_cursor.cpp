@@ -1,32 +1,25 @@
 #include "tokenizer/json_cursor.hpp"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
 namespace {
 
+constexpr int64_t kMostBytes = int64_t{1} << 30;  // the largest tokenizers have some ten million
 constexpr const char* kFetchAgain = "fetch the file again from where the model came from";
 
 }  // namespace
 
 std::string read_whole_file(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::string content;
-  if (in && std::filesystem::is_regular_file(file)) content.assign(std::istreambuf_iterator<char>(in), {});
-  if (!in || !std::filesystem::is_regular_file(file)) {
-    throw UserError("the file cannot be read", file.string(),
-                    "check that it exists and that you may read it");
-  }
-  return content;
+  return read_text_file(file, kMostBytes);
 }
 
 nlohmann::json read_json_file(const std::filesystem::path& file) {
-  const std::string content = read_whole_file(file);
+  const std::string content = read_json_text(file, kMostBytes);
   try {
     return nlohmann::json::parse(content);
   } catch (const nlohmann::json::exception& error) {

@@ -83,11 +83,7 @@ class SentencePieceTokenizer final : public Tokenizer {
  public:
   explicit SentencePieceTokenizer(const std::filesystem::path& file) : file_(file.string()) {
     const std::string model = read_whole_file(file);
-    const auto status = processor_.LoadFromSerializedProto(model);
-    if (!status.ok()) {
-      throw UserError(longhalo::text("the file is not a SentencePiece model: ", status.ToString()), file_,
-                      kFetchAgain);
-    }
+    load(model);
     added_ = std::make_unique<AddedTokens>(collect_added_tokens(file.parent_path()), nullptr);
     spec_ = read_sentencepiece_spec(model);
     read_config(file.parent_path() / "tokenizer_config.json");
@@ -104,6 +100,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   const std::vector<int32_t>& suffix() const override { return suffix_; }
 
  private:
+  void load(const std::string& model);
   std::vector<AddedToken> collect_added_tokens(const std::filesystem::path& directory);
   void read_config(const std::filesystem::path& config_file);
   void check_mark(const JsonCursor& config) const;
@@ -127,6 +124,20 @@ class SentencePieceTokenizer final : public Tokenizer {
   mutable std::mutex caches_mutex_;
   mutable std::vector<std::unique_ptr<WordCache>> idle_caches_;
 };
+
+void SentencePieceTokenizer::load(const std::string& model) {
+  const auto refuse = [&](const std::string& what) {
+    throw UserError(longhalo::text("the file is not a SentencePiece model: ", what), file_, kFetchAgain);
+  };
+  try {
+    const auto status = processor_.LoadFromSerializedProto(model);
+    if (!status.ok()) refuse(status.ToString());
+  } catch (const UserError&) {
+    throw;
+  } catch (const std::exception& error) {  // what the library stands on throws where the library does not
+    refuse(error.what());
+  }
+}
 
 std::vector<AddedToken> SentencePieceTokenizer::collect_added_tokens(const std::filesystem::path& directory) {
   const int pieces = processor_.GetPieceSize();

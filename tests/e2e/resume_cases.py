@@ -73,6 +73,26 @@ class TokenFiles(Case):
         self.assert_refused(self.infer(self.tokens_of(other)), "another tokenizer", "tokens.h5",
                             shared_model() / "tokenizer.json")
 
+    def test_a_limit_on_file_sizes_is_an_error_with_words(self):
+        self.document.write_text(tiny_model.document(6000))
+        run = Run(["tokenize", "--model", shared_model(), "--output", self.dir / "tokens.h5", self.document], ranks=0,
+                  before=["sh", "-c", 'ulimit -f 8; exec "$@"', "sh"]).wait()
+        self.assertEqual(run.code, 2, run.err)
+        self.assertIn("tokens.h5", run.err)
+        self.assertIn("ulimit -f", run.err)
+        self.assertFalse((self.dir / "tokens.h5").exists())
+
+    def test_one_that_breaks_its_library(self):
+        """Texts of variable length lie in a heap whose sizes HDF5 1.10 believes: it reads beyond it and crashes."""
+        config = self.tokens_of(shared_model())
+        with h5py.File(self.dir / "tokens.h5", "a") as file:
+            del file.attrs["tokenizer"]
+            file.attrs["tokenizer"] = "tiny"
+        contents = (self.dir / "tokens.h5").read_bytes()
+        heap = contents.rindex(b"GCOL") + 16  # behind signature, version and size: the first object's index and size
+        (self.dir / "tokens.h5").write_bytes(contents[: heap + 8] + b"\xff" * 7 + contents[heap + 15 :])
+        self.assert_refused(self.infer(config), "tokens.h5")
+
     def test_begin_token_stands_before_them(self):
         """Text and its token file are the same sequence, also where the model wants a token in front."""
         model = self.own_model()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import unittest
 import uuid
 
@@ -184,6 +185,36 @@ class Train(TrainingCase):
         self.assert_refused(run, "not finite", "3 steps in a row")
         self.assertTrue(self.metrics("step")[-1]["skipped"])
         self.assertFalse((self.out / "model").exists(), "no model is written of numbers that are none")
+
+    def test_files_are_made_with_the_users_umask(self):
+        run = self.train(self.training(train={"steps": 4, "checkpoint_every": 2}),
+                         before=["sh", "-c", 'umask 027; exec "$@"', "sh"])
+        self.assertEqual(run.code, 0, run.err)
+        made = list(self.out.rglob("*"))
+        self.assertGreater(len(made), 15)
+        for path in made:
+            self.assertEqual(oct(path.stat().st_mode & 0o777), "0o750" if path.is_dir() else "0o640", path)
+
+    def test_nothing_is_written_through_a_link_in_a_shared_folder(self):
+        shared, victim = self.dir / "shared", self.dir / "victim"
+        shared.mkdir()
+        shared.chmod(0o1777)
+        victim.mkdir()
+        (victim / "log").write_text("old")
+        (shared / "out").symlink_to(victim)
+        (shared / "scratch").symlink_to(victim)
+        (shared / "log").symlink_to(victim / "log")
+        job = self.training(train={"steps": 2, "warmup_steps": 0})
+        self.assert_refused(self.train({**job, "output": {"directory": str(shared / "out")}}), shared / "out", "link")
+        self.assert_refused(self.train({**job, "run": {"log": str(shared / "log")}}), shared / "log", "link")
+        self.assert_refused(self.train({**job, "activations": {"store": "nvme", "directory": str(shared / "scratch")}}),
+                            shared / "scratch", "link")
+        lock = self.dir / "scratch"
+        lock.mkdir()
+        lock.chmod(0o1777)
+        (lock / f".longhalo-activations.{os.geteuid()}.lock").symlink_to(victim / "new")
+        self.assert_refused(self.train({**job, "activations": {"store": "nvme", "directory": str(lock)}}), "lock", "link")
+        self.assertEqual({p.name: p.read_text() for p in victim.iterdir()}, {"log": "old"})
 
     def test_what_cannot_be_is_refused(self):
         self.assert_refused(self.train(self.training(train={"sequence_tokens": 100000})), "less than one sequence")

@@ -221,6 +221,43 @@ class TrainResumed(ResumingCase):
         self.assertEqual(self.checkpoints(), [5])
         self.assertEqual([r["step"] for r in self.metrics("step")], list(range(1, 6)))
 
+    def test_metrics_that_are_no_file(self):
+        """A pipe there would be waited for without end."""
+        self.train_well(self.job)
+        self.back_to(20)
+        metrics = self.out / "metrics.jsonl"
+        lines = metrics.read_bytes().splitlines(keepends=True)
+        for make, words in ((os.mkfifo, "pipe"), (os.mkdir, "directory")):
+            metrics.unlink()
+            make(metrics)
+            self.assert_refused(self.train(self.resuming(self.job)), "metrics.jsonl", words)
+            os.rmdir(metrics) if metrics.is_dir() else metrics.unlink()
+            metrics.write_bytes(b"".join(lines))
+        # What is no record is dropped, and said.
+        metrics.write_bytes(b"".join(lines[:5]) + b"\xff[[[ damaged\n" + b"".join(lines[5:]) + b'{"event":"st')
+        run = self.train_well(self.resuming(self.job))
+        self.assertIn("2 damaged lines dropped", run.err)
+        self.assertEqual([r["step"] for r in self.metrics("step")], list(range(1, 31)))
+
+    def test_the_model_it_started_from_is_not_written_over(self):
+        self.train_well(self.job)
+        for model in (self.out / "model", self.checkpoint(10), self.out / "model" / ".." / "model"):
+            for mode in ("replace", "resume"):
+                before = files_below(self.out)
+                job = {**self.job, "model": {"path": str(model)}, "output": {**self.job["output"], "if_exists": mode}}
+                self.assert_refused(self.train(job), "model.path", "choose another output.directory")
+                self.assert_untouched(before)
+
+    def test_a_model_folder_holds_one_model(self):
+        """Files of another model that an earlier job left would be taken for this one's."""
+        self.train_well(self.job)
+        for name in ("tokenizer.model", "chat_template.jinja", "generation_config.json", "model.safetensors.index.json"):
+            (self.out / "model" / name).write_text("of another model")
+        (self.out / "model" / "README.md").write_text("a user's own")
+        self.train_well({**self.job, "output": {**self.job["output"], "if_exists": "replace"}})
+        self.assertEqual(sorted(p.name for p in (self.out / "model").iterdir()),
+                         ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+
     def test_two_jobs_do_not_share_a_folder(self):
         long = self.training(train={"steps": 100000})
         run = self.start_training(long)

@@ -2,6 +2,7 @@
 #include "storage/atomic_file.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <random>
@@ -10,6 +11,7 @@
 
 #include "scratch.hpp"
 #include "storage/checksum.hpp"
+#include "storage/folder_lock.hpp"
 #include "storage/posix.hpp"
 #include "storage/sha256.hpp"
 
@@ -121,6 +123,45 @@ TEST(Checksum, DependsOnBytesNotOnPieces) {
   seven.update(std::vector<std::byte>(7));
   eight.update(std::vector<std::byte>(8));
   EXPECT_NE(seven.value(), eight.value());
+}
+
+TEST(AtomicFile, NothingTakesThePlaceOfADevice) {
+  const ScratchFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  std::filesystem::create_symlink("/dev/null", folder / "link");
+  for (const char* name : {"pipe", "link"})
+    expect_user_error([&] { write_file_atomically(folder / name, "text"); },
+                      {"device, pipe or socket", name});
+  EXPECT_TRUE(std::filesystem::is_fifo(folder / "pipe"));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+}
+
+TEST(AtomicFile, NotThroughALinkInAFolderForEverybody) {
+  const ScratchFolder folder;
+  std::filesystem::create_directory(folder / "shared");
+  std::filesystem::permissions(folder / "shared", std::filesystem::perms::all);
+  std::filesystem::create_directory(folder / "elsewhere");
+  std::filesystem::create_directory_symlink(folder / "elsewhere", folder / "shared" / "out");
+  expect_user_error([&] { write_file_atomically(folder / "shared" / "out" / "file", "text"); },
+                    {"shared/out"});
+  expect_user_error([&] { const FolderLock lock(folder / "shared" / "out"); }, {"shared/out"});
+  EXPECT_TRUE(std::filesystem::is_empty(folder / "elsewhere"));
+  // The last part is replaced and not followed.
+  write_text(folder / "elsewhere" / "victim", "old");
+  std::filesystem::create_symlink(folder / "elsewhere" / "victim", folder / "shared" / "file");
+  write_file_atomically(folder / "shared" / "file", "new");
+  EXPECT_EQ(read_text(folder / "elsewhere" / "victim"), "old");
+  EXPECT_EQ(read_text(folder / "shared" / "file"), "new");
+}
+
+TEST(AtomicFile, TheUsersUmaskCounts) {
+  const ScratchFolder folder;
+  const mode_t before = ::umask(027);
+  write_file_atomically(folder / "file", "text");
+  ::umask(before);
+  EXPECT_EQ(std::filesystem::status(folder / "file").permissions(), std::filesystem::perms::owner_read |
+                                                                        std::filesystem::perms::owner_write |
+                                                                        std::filesystem::perms::group_read);
 }
 
 TEST(Sha256, AgreesWithTheStandard) {

@@ -139,7 +139,7 @@ TEST(Hdf5, FullDiskNeverLooksLikeSuccess) {
   const std::vector<float> values(1000, 1.0F);
   expect_user_error(
       [&] {
-        Hdf5File file = Hdf5File::create(disk / "data.h5");
+        Hdf5File file = Hdf5File::create(disk / "data.h5", Hdf5File::Existing::kRefuse);
         Hdf5Dataset dataset = file.create_dataset("values", Hdf5Type::kFloat32, {1 << 20});
         for (int64_t row = 0; row + 1000 <= (1 << 20); row += 1000)
           dataset.write(row, std::span<const float>(values));

@@ -170,6 +170,21 @@ TEST(OneDocument, CutsAtTheSplitAndDropsWhatHasNoLabel) {
       {"1 tokens", "x.h5"});
 }
 
+TEST(Packed, DocumentsOfOneTokenTeachNothing) {
+  const auto documents = numbered({1, 1, 1, 1});
+  for (const Packing packing : {Packing::kPacked, Packing::kOneDocument})
+    expect_user_error(
+        [&] {
+          PackedSequences(*documents, {0, 4}, 2, packing, PackedSequences::Order::kShuffled, 0, "x.h5");
+        },
+        {"4 tokens", "no document has two", "x.h5"});
+  const auto one_pair = numbered({1, 2, 1});
+  EXPECT_EQ(
+      PackedSequences(*one_pair, {0, 4}, 2, Packing::kPacked, PackedSequences::Order::kShuffled, 0, "x.h5")
+          .sequences_an_epoch(),
+      2);
+}
+
 TEST(Affixes, StandAroundEveryDocument) {
   const auto documents = with_affixes(numbered({3, 0, 1}), {-1, -2}, {-3});
   const std::vector<std::vector<int32_t>> expected{{-1, -2, 0, 1, 2, -3}, {-1, -2, -3}, {-1, -2, 2000, -3}};

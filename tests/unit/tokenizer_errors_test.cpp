@@ -108,7 +108,7 @@ TEST(TokenizerErrors, MissingAndDamagedFiles) {
   folder.write("tokenizer.json", "\"\xFF\"");
   EXPECT_NE(user_error_of(load).find("not valid JSON"), std::string::npos);
   folder.write("tokenizer.json", std::string(1'000'000, '['));
-  EXPECT_NE(user_error_of(load).find("not valid JSON"), std::string::npos);
+  EXPECT_NE(user_error_of(load).find("nested more than"), std::string::npos);
   folder.write("tokenizer.json", "[]");
   EXPECT_NE(user_error_of(load).find("an object is needed"), std::string::npos);
 }

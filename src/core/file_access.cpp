@@ -1,0 +1,95 @@
+#include "core/file_access.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.hpp"
+#include "core/json_depth.hpp"
+#include "core/text.hpp"
+
+namespace longhalo {
+namespace fs = std::filesystem;
+namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+[[noreturn]] void cannot_read(int error, const fs::path& file) {
+  throw UserError(text("the file cannot be read: ", std::strerror(error)), file.string(),
+                  "check that it exists and that you may read it");
+}
+
+bool everybody_may_write(const fs::path& folder) {
+  struct stat status {};
+  return ::stat(folder.empty() ? "." : folder.c_str(), &status) == 0 && (status.st_mode & S_IWOTH) != 0;
+}
+
+}  // namespace
+
+std::string read_text_file(const fs::path& file, int64_t most_bytes) {
+  // O_NONBLOCK: opening a pipe must not wait for its writer. It has no effect on regular files.
+  const Descriptor in(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (in.number() < 0 || ::fstat(in.number(), &status) != 0) cannot_read(errno, file);
+  if (S_ISDIR(status.st_mode)) cannot_read(EISDIR, file);
+  if (!S_ISREG(status.st_mode))
+    throw UserError("this is a device, pipe or socket, not a regular file", file.string(),
+                    "put the file itself there");
+  if (status.st_size > most_bytes)
+    throw UserError(
+        text("the file has ", status.st_size, " bytes; ", most_bytes, " are the most that make sense"),
+        file.string(), "check that it is the right file");
+  std::string contents(static_cast<size_t>(status.st_size), '\0');
+  for (size_t at = 0; at < contents.size();) {
+    constexpr size_t kMostAtOnce = size_t{1} << 30;
+    const ssize_t got = ::pread(in.number(), contents.data() + at,
+                                std::min(kMostAtOnce, contents.size() - at), static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) cannot_read(errno, file);
+    if (got == 0)
+      throw UserError("the file was shortened while it was read", file.string(),
+                      "start again when it is complete");
+    at += static_cast<size_t>(got);
+  }
+  return contents;
+}
+
+std::string read_json_text(const fs::path& file, int64_t most_bytes) {
+  std::string contents = read_text_file(file, most_bytes);
+  if (json_depth(contents) > kMostJsonDepth)
+    throw UserError(text("its brackets are nested more than ", kMostJsonDepth, " deep"), file.string(),
+                    "check that it is the right file");
+  return contents;
+}
+
+void refuse_shared_link(const fs::path& path) {
+  fs::path folder, part;
+  for (const fs::path& name : path) {
+    folder = part;
+    part /= name;
+    struct stat status {};
+    if (::lstat(part.c_str(), &status) != 0) return;
+    if (!S_ISLNK(status.st_mode) || !everybody_may_write(folder)) continue;
+    throw UserError(text("this is a link in ", folder.empty() ? fs::path(".").string() : folder.string(),
+                         ", a folder that everybody may write to; nothing is written through such a link"),
+                    part.string(), "name the place that it leads to, or remove the link");
+  }
+}
+
+}  // namespace longhalo

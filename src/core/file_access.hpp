@@ -1,0 +1,23 @@
+// Files that others had a hand in: text of a model folder, which may be anything, and folders that everybody
+// may write to, where a link in place of an output would send what is written elsewhere.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace longhalo {
+
+/// The bytes of a regular file of at most `most_bytes`. Throws UserError, also for a pipe or a device
+/// (reading one may never end), a larger file, and one that is cut while it is read.
+std::string read_text_file(const std::filesystem::path& file, int64_t most_bytes);
+
+/// The same for JSON: also refuses a text that is nested deeper than kMostJsonDepth.
+std::string read_json_text(const std::filesystem::path& file, int64_t most_bytes);
+
+/// Throws UserError if a part of `path`, the last one too, is a symbolic link in a folder that everybody may
+/// write to: anybody could have put it there. Parts that do not exist are no fault here. To be called before
+/// a file or folder is made at `path`.
+void refuse_shared_link(const std::filesystem::path& path);
+
+}  // namespace longhalo

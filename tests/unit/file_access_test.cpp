@@ -1,0 +1,91 @@
+#include "core/file_access.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <string>
+
+#include "../storage/scratch.hpp"
+#include "core/json_depth.hpp"
+
+namespace longhalo {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::expect_user_error;
+using testing::ScratchFolder;
+using testing::write_text;
+
+TEST(ReadTextFile, GivesTheBytes) {
+  const ScratchFolder folder;
+  const std::string contents("a\0b\r\n", 5);
+  write_text(folder / "file", contents);
+  EXPECT_EQ(read_text_file(folder / "file", 5), contents);
+  write_text(folder / "empty", "");
+  EXPECT_EQ(read_text_file(folder / "empty", 5), "");
+}
+
+TEST(ReadTextFile, RefusesWhatIsNoFileOrTooLarge) {
+  const ScratchFolder folder;
+  write_text(folder / "file", "123456");
+  expect_user_error([&] { read_text_file(folder / "file", 5); }, {"6 bytes", "5 are the most"});
+  expect_user_error([&] { read_text_file(folder / "missing", 5); }, {"No such file", "missing"});
+  expect_user_error([&] { read_text_file(folder.path(), 5); }, {"directory"});
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  expect_user_error([&] { read_text_file(folder / "pipe", 5); }, {"pipe"});  // would wait for ever
+  expect_user_error([&] { read_text_file("/dev/zero", 5); }, {"device"});    // would never end
+}
+
+TEST(ReadJsonText, RefusesDeepNesting) {
+  const ScratchFolder folder;
+  const auto nested = [](int64_t depth) {
+    const auto count = static_cast<size_t>(depth);
+    return std::string(count, '[') + std::string(count, ']');
+  };
+  write_text(folder / "deep", nested(kMostJsonDepth + 1));
+  write_text(folder / "most", nested(kMostJsonDepth));
+  EXPECT_EQ(read_json_text(folder / "most", 1000), nested(kMostJsonDepth));
+  expect_user_error([&] { read_json_text(folder / "deep", 1000); }, {"nested more than 64 deep"});
+}
+
+TEST(JsonDepth, CountsBracketsOutsideStrings) {
+  EXPECT_EQ(json_depth("7"), 0);
+  EXPECT_EQ(json_depth("[]"), 1);
+  EXPECT_EQ(json_depth(R"({"a":[1,{"b":2}],"c":[]})"), 3);
+  EXPECT_EQ(json_depth(R"(["[[[", "\"[[", "\\", ["{"]])"), 2);
+  EXPECT_EQ(json_depth("[[["), 3);
+}
+
+class SharedLink : public ::testing::Test {
+ protected:
+  SharedLink() {
+    fs::create_directory(folder_ / "own");
+    fs::create_directory(folder_ / "shared");
+    fs::permissions(folder_ / "shared", fs::perms::all | fs::perms::sticky_bit);
+    fs::create_directory(folder_ / "target");
+  }
+  ScratchFolder folder_;
+};
+
+TEST_F(SharedLink, RefusedInAFolderForEverybody) {
+  fs::create_directory_symlink(folder_ / "target", folder_ / "shared" / "link");
+  expect_user_error([&] { refuse_shared_link(folder_ / "shared" / "link"); }, {"shared/link", "everybody"});
+  expect_user_error([&] { refuse_shared_link(folder_ / "shared" / "link" / "out" / "x"); }, {"shared/link"});
+  fs::create_symlink(folder_ / "nowhere", folder_ / "shared" / "dangling");
+  expect_user_error([&] { refuse_shared_link(folder_ / "shared" / "dangling"); }, {"shared/dangling"});
+}
+
+TEST_F(SharedLink, OtherLinksAndPathsAreFine) {
+  fs::create_directory_symlink(folder_ / "target", folder_ / "own" / "link");
+  refuse_shared_link(folder_ / "own" / "link" / "out");
+  refuse_shared_link(folder_ / "shared" / "new" / "out");
+  fs::create_directory(folder_ / "shared" / "mine");
+  fs::create_directory_symlink(folder_ / "target", folder_ / "shared" / "mine" / "link");
+  refuse_shared_link(folder_ / "shared" / "mine" / "link" / "out");
+  refuse_shared_link("relative/path");
+  refuse_shared_link("");
+}
+
+}  // namespace
+}  // namespace longhalo
