@@ -71,9 +71,9 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
-}  // namespace
-
-std::vector<LinkPort> read_link_ports(const fs::path& root) {
+// With some drivers each count is a question to the card, so that only those that are wanted are read.
+template <class Wanted>
+std::vector<LinkPort> read_ports(const fs::path& root, const Wanted& wanted) {
   std::vector<LinkPort> ports;
   for (const fs::path& device : entries_of(root))
     for (const fs::path& folder : entries_of(device / "ports")) {
@@ -84,11 +84,19 @@ std::vector<LinkPort> read_link_ports(const fs::path& root) {
       port.rate = first_line(folder / "rate");
       port.link_layer = first_line(folder / "link_layer");
       for (const char* group : {"counters", "hw_counters"})
-        for (const fs::path& file : entries_of(folder / group))
-          if (const std::optional<int64_t> value = number_in(file))
-            port.counters.emplace(file.filename().string(), *value);
+        for (const fs::path& file : entries_of(folder / group)) {
+          const std::string name = file.filename().string();
+          if (!wanted(name)) continue;
+          if (const std::optional<int64_t> value = number_in(file)) port.counters.emplace(name, *value);
+        }
     }
   return ports;
+}
+
+}  // namespace
+
+std::vector<LinkPort> read_link_ports(const fs::path& root) {
+  return read_ports(root, [](const std::string&) { return true; });
 }
 
 bool is_link_error(const std::string& counter) {
@@ -105,9 +113,8 @@ LinkWatch::LinkWatch(fs::path root) : root_(std::move(root)) {
 
 std::vector<LinkErrors> LinkWatch::grown() {
   std::vector<LinkErrors> list;
-  for (const LinkPort& port : read_link_ports(root_))
+  for (const LinkPort& port : read_ports(root_, is_link_error))
     for (const auto& [counter, count] : port.counters) {
-      if (!is_link_error(counter)) continue;
       const auto [at, is_new] = seen_.try_emplace({port.name(), counter}, count);
       const int64_t before = std::exchange(at->second, count);
       if (is_new || count == before) continue;
