@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Make one HTML page with plots of a training or inference job from its output folder.
+
+    scripts/report.py results/train            # writes results/train/report.html
+    scripts/report.py RUN --output page.html --picture overview.png
+
+The page holds its pictures and needs no network. It may be made while the job runs: it shows what is there.
+Needs the packages of scripts/requirements.txt: .venv/bin/python scripts/report.py RUN, where python3 has them not.
+"""
+import argparse
+import base64
+import html
+import io
+import json
+import math
+import sys
+from pathlib import Path
+
+
+def fail(what, remedy):
+    sys.stderr.write(f"report: {what}\n  remedy: {remedy}\n")
+    sys.exit(2)
+
+
+try:
+    import report_plots
+except ImportError as missing:
+    fail(f"Python package {missing.name} is missing", "run it with .venv/bin/python, which scripts/setup.sh makes")
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1d2733; max-width: 1120px; margin: 2em auto; padding: 0 1.2em }
+h1 { font-size: 1.6em; margin-bottom: 0 } h2 { font-size: 1.15em; margin: 2em 0 .4em }
+.where { color: #66758a; margin: .2em 0 1.4em; overflow-wrap: anywhere }
+.cards { display: flex; flex-wrap: wrap; gap: .7em }
+.card { border: 1px solid #dde3ea; border-radius: 6px; padding: .5em .9em; min-width: 8.5em }
+.card b { display: block; font-size: 1.25em } .card span { color: #66758a; font-size: .85em }
+figure { margin: 1.4em 0 } img { max-width: 100% } figcaption { color: #66758a; font-size: .9em }
+table { border-collapse: collapse } td, th { text-align: left; padding: .15em 1.2em .15em 0; vertical-align: top }
+th { color: #66758a; font-weight: normal } pre { background: #f5f7fa; padding: 1em; overflow: auto; font-size: .85em }
+"""
+# Records that say that something happened, in words.
+EVENTS = {
+    "straggler": lambda r: f"rank {r['rank']} on {r['host']} " + (
+        f"is slow: {r['ratio']:.2f} times the median rank" if r["slow"] else "is as fast as the others again"),
+    "link_errors": lambda r: f"{r['host']}, {r['device']} port {r['port']}: {r['counter']} +{r['added']}",
+    "checkpoint_failed": lambda r: f"no checkpoint of step {r['step']}: {r['error']}",
+    "stopped": lambda r: f"stopped by a signal after step {r['step']}",
+}
+
+
+def read_lines(file):
+    """The JSON objects of a file, one a line; a last line that is still being written is left out."""
+    if not file.is_file():
+        return []
+    records = []
+    for line in file.read_text(errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+class JobFolder:
+    """What an output folder of longhalo holds: `kind` is "train" or "infer"."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.metrics = read_lines(folder / "metrics.jsonl")
+        self.log = read_lines(folder / "log.jsonl")
+        self.results = read_lines(folder / "results.jsonl")
+        if self.metrics:
+            self.kind = "train"
+        elif self.results or any(r.get("event") == "record" for r in self.log):
+            self.kind = "infer"
+            self.results = self.results or [r for r in self.log if r.get("event") == "record"]
+        else:
+            fail(f"{folder} holds neither metrics.jsonl nor results.jsonl with a record",
+                 "name the output.directory of longhalo train or longhalo infer")
+        headers = [r for r in self.log + self.metrics if r.get("event") == "run"]
+        # The job's own log knows most of hosts and devices; of several runs the last.
+        known = [h for h in headers if h.get("hosts")] or headers
+        self.header = known[-1] if known else {}
+        self.runs = max(sum(r.get("event") == "run" for r in self.metrics), 1) if self.kind == "train" else 1
+
+    def events(self, name):
+        return [r for r in self.metrics if r.get("event") == name]
+
+    def happened(self):
+        """(step or None, kind, words) of all that is no ordinary record, in order."""
+        step, list_ = None, []
+        for record in self.metrics if self.kind == "train" else self.log:
+            step = record.get("step", step)
+            event = record.get("event")
+            if event in EVENTS:
+                try:
+                    list_.append((step, event.replace("_", " "), EVENTS[event](record)))
+                except KeyError:  # of another version
+                    list_.append((step, event.replace("_", " "), json.dumps(record)))
+        return list_
+
+
+def number(value, unit=""):
+    """1234567 -> "1.23 M"."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}".rstrip()
+    return f"{value:.4g} {unit}".rstrip()
+
+
+def cards(job):
+    """(value, what it is) pairs, most wanted first."""
+    if job.kind == "train":
+        steps, validations = job.events("step"), job.events("validation")
+        if not steps:
+            return []
+        rates = sorted(s["tokens_per_second"] for s in steps)
+        told = [(f"{steps[-1]['step']}", "steps"), (number(steps[-1].get("loss")), "loss, nats a token")]
+        if validations:
+            told.append((number(validations[-1]["cross_entropy"]), "validation, nats a token"))
+            if "bits_per_byte" in validations[-1]:
+                told.append((number(validations[-1]["bits_per_byte"]), "validation, bits a byte"))
+        told.append((number(rates[len(rates) // 2]), "tokens/s, median"))
+        mfu = sorted(s["mfu"] for s in steps if "mfu" in s)
+        if mfu:
+            told.append((f"{100 * mfu[len(mfu) // 2]:.1f} %", "MFU, median"))
+        return told + [(str(len(job.events("checkpoint"))), "checkpoints")]
+    documents = {r["document"]: r for r in job.results}
+    figures = [r["figures"] for r in documents.values() if "figures" in r]
+    told = [(str(len(documents)), "documents"), (str(len(job.results)), "records")]
+    told.append((number(sum(r.get("document_tokens", 0) for r in documents.values())), "tokens"))
+    if figures:
+        rates = sorted(f["prefill_tokens_per_second"] for f in figures)
+        told.append((number(rates[len(rates) // 2]), "tokens/s of prefill, median"))
+    scored = [r for r in job.results if r.get("task") == "score" and r.get("perplexity")]
+    if scored:
+        tokens = sum(r["predicted_tokens"] for r in scored)
+        told.append((number(math.exp(-sum(r["log_probability"] for r in scored) / max(tokens, 1))), "perplexity"))
+    return told
+
+
+def settings(job):
+    """(name, value) pairs of the header."""
+    header = job.header
+    rows = [("command", header.get("command")), ("started", header.get("started")), ("ranks", header.get("ranks")),
+            ("runs", job.runs if job.runs > 1 else None)]
+    rows += [(name, ", ".join(sorted(set(map(str, header.get(name) or []))))) for name in ("hosts", "devices")]
+    rows += [(name, header.get(name)) for name in ("precision", "transport", "threads_per_rank")]
+    rows += [("versions", ", ".join(f"{k} {v}" for k, v in (header.get("versions") or {}).items()))]
+    return [(name, value) for name, value in rows if value not in (None, "", [])]
+
+
+def embedded(figure):
+    """The figure as a data URI."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=110)
+    return "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def page(job):
+    title = f"LongHalo {job.kind}: {job.folder.resolve().name}"
+    parts = [f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{html.escape(title)}</title>",
+             f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>",
+             f"<p class=where>{html.escape(str(job.folder.resolve()))}</p><div class=cards>"]
+    parts += [f"<div class=card><b>{html.escape(v)}</b><span>{html.escape(w)}</span></div>" for v, w in cards(job)]
+    parts.append("</div>")
+    happened = job.happened()
+    if happened:
+        parts.append("<h2>What happened</h2><table><tr><th>step</th><th>what</th><th></th></tr>")
+        parts += ["<tr>" + "".join(f"<td>{html.escape('' if x is None else str(x))}</td>" for x in row) + "</tr>"
+                  for row in happened]
+        parts.append("</table>")
+    for plot in report_plots.plots(job):
+        figure = report_plots.draw(plot)
+        parts.append(f"<h2>{html.escape(plot.title)}</h2><figure><img alt=\"{html.escape(plot.title)}\" "
+                     f"src=\"{embedded(figure)}\"><figcaption>{html.escape(plot.caption)}</figcaption></figure>")
+    parts.append("<h2>Settings</h2><table>")
+    parts += [f"<tr><th>{html.escape(str(n))}</th><td>{html.escape(str(v))}</td></tr>" for n, v in settings(job)]
+    parts.append("</table><details><summary>Effective config</summary><pre>"
+                 + html.escape(json.dumps(job.header.get("config", {}), indent=1)) + "</pre></details></body></html>\n")
+    return "".join(parts)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="output.directory of a job")
+    parser.add_argument("--output", type=Path, help="the page (default: report.html in the folder)")
+    parser.add_argument("--picture", type=Path, help="also write the first plots as one PNG")
+    arguments = parser.parse_args()
+    if not arguments.run.is_dir():
+        fail(f"{arguments.run} is not a folder", "name the output.directory of longhalo train or longhalo infer")
+    job = JobFolder(arguments.run)
+    output = arguments.output or arguments.run / "report.html"
+    try:
+        output.write_text(page(job))
+        if arguments.picture:
+            report_plots.overview(job).savefig(arguments.picture, dpi=90)
+    except OSError as error:
+        fail(f"cannot write: {error}", "name a file in a folder that may be written to, with --output")
+    print(output)
+
+
+if __name__ == "__main__":
+    main()
