@@ -11,6 +11,11 @@ longhalo=${LONGHALO_EXECUTABLE:-build/release/longhalo}
 # name it (as pmix, pmix_v4 and so on).
 mpi=${LONGHALO_SLURM_MPI:-pmix}
 
+# How Slurm's PMIx waits for all ranks at their start. Its default takes a tree for that, which at times lets some begin
+# before the others are ready and so ends one of these with a segmentation fault in MPI_Init (seen with Slurm 22.05 and
+# Open MPI 4.1 on busy nodes). A ring does not.
+export SLURM_PMIX_FENCE=ring
+
 # Times that a job puts itself back in the queue, at most.
 most_restarts=100
 
