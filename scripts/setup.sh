@@ -6,7 +6,7 @@
 
 usage() {
   cat <<'END'
-Usage: scripts/setup.sh [--no-packages] [--help]
+Usage: scripts/setup.sh [--no-packages] [--fuzz] [--help]
 
 Installs the Debian packages LongHalo is built on, where they are missing, and makes the Python environment
 .venv with the packages of scripts/requirements.txt (model conversion and test references).
@@ -16,6 +16,7 @@ slurm-wlm and munge are for tests/slurm, which starts daemons of its own; as ser
 
   --no-packages  leave the system alone: only check for the packages, and make .venv
                  (for machines where somebody else installs software)
+  --fuzz         also clang 14 with its sanitizers, for scripts/fuzz.sh; no build or test needs it
 END
 }
 
@@ -36,6 +37,7 @@ for argument in "$@"; do
   case $argument in
     --help | -h) usage; exit 0 ;;
     --no-packages) install_packages=no ;;
+    --fuzz) OPTIONAL_PACKAGES+=(clang-14 libclang-rt-14-dev) ;;
     *) usage >&2; die "unknown option '$argument'" ;;
   esac
 done
@@ -94,7 +96,7 @@ ensure_packages() {
     if may_install && offered "$name"; then
       wanted+=("$name")
     else
-      say "$name cannot be had here: the test that uses it will be skipped"
+      say "$name cannot be had here: what uses it cannot be run, and tests of it are skipped"
     fi
   done
   if ((${#wanted[@]} > 0)); then

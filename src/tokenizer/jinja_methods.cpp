@@ -9,7 +9,7 @@
 namespace longhalo::jinja {
 namespace {
 
-constexpr size_t kLargestText = size_t{1} << 30;
+constexpr size_t kLargestText = size_t{4} << 20;
 constexpr int64_t kLargestRange = 100000;  // as Jinja's sandbox
 
 bool is_upper(char c) {

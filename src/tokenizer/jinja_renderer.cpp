@@ -139,6 +139,7 @@ class Renderer {
     if (owner == nullptr || !owner->is_namespace()) {
       throw ValueError(text("'", target.name, "' is not a namespace; only the attributes of one can be set"));
     }
+    (void)value.depth_inside();  // no namespace in a namespace, which could then be in itself
     owner->space().attributes.set(target.attribute, std::move(value));
   }
 
@@ -362,7 +363,12 @@ class Renderer {
 }  // namespace
 
 std::string render(const std::vector<Statement>& body, const Variables& variables, const Date& today) {
-  return Renderer(variables, today).run(body);
+  const Budget budget;
+  try {
+    return Renderer(variables, today).run(body);
+  } catch (const ValueError& error) {  // of the variables, before the first line
+    throw TemplateError(1, error.what());
+  }
 }
 
 }  // namespace longhalo::jinja

@@ -9,6 +9,52 @@
 namespace longhalo::jinja {
 namespace {
 
+constexpr int64_t kBudgetBytes = int64_t{256} << 20;
+constexpr int64_t kValueBytes = 32;
+constexpr int kMostDepth = 100;
+
+thread_local int64_t budget_left = 0;
+thread_local bool has_budget = false;
+
+}  // namespace
+
+Budget::Budget() {
+  budget_left = kBudgetBytes;
+  has_budget = true;
+}
+Budget::~Budget() {
+  has_budget = false;
+}
+
+void Value::charge() const {
+  if (!has_budget) return;
+  budget_left -= kValueBytes + (is<std::string>() ? static_cast<int64_t>(string().size()) : 0);
+  if (budget_left < 0) throw ValueError("the template makes and copies too much; does it loop for ever?");
+}
+
+int Value::depth_inside() const {
+  int depth = 0;
+  if (is_list()) depth = list().depth;
+  if (is_dict()) depth = dict().depth;
+  if (is<Callable>() && callable().receiver != nullptr) depth = 1 + callable().receiver->depth_inside();
+  if (is_namespace()) throw ValueError("a namespace inside another value is not supported");
+  if (depth >= kMostDepth) throw ValueError("values are nested too deeply");
+  return depth;
+}
+
+Value::Value(List list) {
+  for (const Value& item : list.items)
+    list.depth = std::max(list.depth, 1 + item.depth_inside());
+  storage_ = std::make_shared<List>(std::move(list));
+}
+
+Value::Value(Dict dict) {
+  for (const auto& [key, value] : dict.entries)
+    dict.depth = std::max({dict.depth, 1 + key.depth_inside(), 1 + value.depth_inside()});
+  storage_ = std::make_shared<Dict>(std::move(dict));
+}
+namespace {
+
 constexpr int kDeepest = 100;
 
 std::string repr_at(const Value& value, int depth) {

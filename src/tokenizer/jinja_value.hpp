@@ -39,9 +39,11 @@ struct None {};
 struct List {
   std::vector<Value> items;
   bool is_tuple = false;
+  int depth = 1;  // of what is in it, set when it becomes a Value
 };
 struct Dict {
   std::vector<std::pair<Value, Value>> entries;  // in the order of insertion
+  int depth = 1;                                 // as a List's
   const Value* find(const Value& key) const;
   void set(const Value& key, Value value);
 };
@@ -54,6 +56,16 @@ struct Callable {
   std::string name;
   std::shared_ptr<Value> receiver;
   const Statement* macro = nullptr;
+};
+
+/// While it lives, all text and values that are made or copied on this thread count against a budget;
+/// ValueError when it is used up. A template of one line can double a text at every step.
+class Budget {
+ public:
+  Budget();
+  ~Budget();
+  Budget(const Budget&) = delete;
+  Budget& operator=(const Budget&) = delete;
 };
 
 class Value {
@@ -69,14 +81,24 @@ class Value {
   Value(bool truth) : storage_(truth) {}
   Value(int64_t number) : storage_(number) {}
   Value(double number) : storage_(number) {}
-  Value(std::string text) : storage_(std::move(text)) {}
-  Value(std::string_view text) : storage_(std::string(text)) {}
-  Value(const char* text) : storage_(std::string(text)) {}
-  Value(List list) : storage_(std::make_shared<List>(std::move(list))) {}
-  Value(Dict dict) : storage_(std::make_shared<Dict>(std::move(dict))) {}
+  Value(std::string text) : storage_(std::move(text)) { charge(); }
+  Value(std::string_view text) : Value(std::string(text)) {}
+  Value(const char* text) : Value(std::string(text)) {}
+  Value(List list);
+  Value(Dict dict);
   Value(Namespace space) : storage_(std::make_shared<Namespace>(std::move(space))) {}
   Value(Callable callable) : storage_(std::move(callable)) {}
   // NOLINTEND(google-explicit-constructor)
+  Value(const Value& other) : storage_(other.storage_) { charge(); }
+  Value& operator=(const Value& other) { return *this = Value(other); }
+  Value(Value&&) noexcept = default;
+  Value& operator=(Value&&) noexcept = default;
+  ~Value() = default;
+
+  /// 0 of a number or text, 1 of a list of those. Throws ValueError beyond the most that is allowed:
+  /// equality, text and the end of a value go down by recursion. A namespace, whose attributes change, may be
+  /// in nothing.
+  int depth_inside() const;
 
   template <class T>
   bool is() const {
@@ -108,6 +130,7 @@ class Value {
   std::string_view kind() const;
 
  private:
+  void charge() const;
   Storage storage_;
 };
 

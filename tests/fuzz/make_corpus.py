@@ -104,6 +104,15 @@ def tokenizers():
         "{%- endfor -%}{{ 'A:' if add_generation_prompt and ns.seen else (1 + 2) * 3 // 2 % 5 }}"))
     write("chat_template", "bad_open", "{% for m in messages %}{{ m.content }}")
     write("chat_template", "bad_nesting", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}{{ messages[0].content }}")
+    message = "{{ messages[0].content }}"
+    for name, text in (
+            ("doubling", "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}"),
+            ("tilde", "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"),
+            ("lists", "{% set ns = namespace(s=[1]) %}{% for i in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}"),
+            ("nesting_lists", "{% set ns = namespace(s=[1]) %}{% for i in range(100000) %}{% set ns.s = [ns.s] %}{% endfor %}{{ ns.s }}"),
+            ("replace", "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(64) %}{% set ns.s = ns.s | replace('x', 'xxxxxxxx') %}{% endfor %}"),
+            ("recursion", "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}")):
+        write("chat_template", f"bad_{name}", text + message)
     write("chat_template", "bad_endless", "{% for i in range(1000000000) %}{% for j in range(1000000000) %}x{% endfor %}{% endfor %}")
 
 

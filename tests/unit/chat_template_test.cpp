@@ -188,7 +188,7 @@ TEST(ChatTemplate, NoTemplateRunsForEverOrFillsTheMemory) {
   EXPECT_TRUE(holds(refusal(nested + closing), "nested too deeply"));
   EXPECT_TRUE(holds(refusal("{% set l = [1] %}{% set ns = namespace(l=l) %}{% for i in range(200) %}"
                             "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}"),
-                    "nested too deeply to print"));
+                    "nested too deeply"));
   EXPECT_TRUE(holds(refusal(std::string((1 << 20) + 1, 'x')), "more than"));
 }
 
