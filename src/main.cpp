@@ -7,6 +7,7 @@
 
 #include "app/bench.hpp"
 #include "app/command_line.hpp"
+#include "app/doctor.hpp"
 #include "app/infer.hpp"
 #include "app/signals.hpp"
 #include "app/tokenize.hpp"
@@ -45,6 +46,8 @@ ExitCode run(const MpiSession& session, const CommandLine& command) {
       return run_infer(session, config);
     case Subcommand::kTrain:
       return run_train(session, config);
+    case Subcommand::kDoctor:
+      return run_doctor(session, config);
     case Subcommand::kTokenize:
       break;  // needs no ranks: main() has dealt with it
     default:

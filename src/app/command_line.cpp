@@ -49,6 +49,9 @@ class Parser {
       for (const Shortcut& shortcut : one.shortcuts)
         add_shortcut(*job, shortcut);
     }
+    CLI::App* doctor =
+        add_job(app_, "doctor", Subcommand::kDoctor, "Check ranks, GPUs, links and disks before a long job");
+    add_shortcut(*doctor, {"--json", "doctor.json", "Write the report as JSON to this file"});
     add_tokenize();
   }
 

@@ -1,4 +1,4 @@
-// The command line: `longhalo infer|bench|tokenize ...`, parsed by CLI11.
+// The command line: `longhalo infer|train|bench|doctor|tokenize ...`, parsed by CLI11.
 #pragma once
 
 #include <optional>

@@ -40,7 +40,8 @@ enum class Subcommand {
   kBenchLayer,
   kBenchPrefill,
   kBenchStep,
-  kBenchStorage
+  kBenchStorage,
+  kDoctor
 };
 
 /// `far` of a band that reaches back to the first token; "inf" in YAML.
@@ -173,6 +174,20 @@ struct Config {
     bool operator==(const Bench&) const = default;
   };
 
+  struct Doctor {
+    std::string json;                         // empty: no JSON output
+    int64_t halo_bytes = int64_t{32} << 20;   // of a message between two ranks
+    double least_halo_gb_per_second = 0;      // 0: no floor
+    int64_t disk_bytes = int64_t{256} << 20;  // written and read, a host
+    double least_scratch_gb_per_second = 0;   // 0: no floor
+    double least_output_gb_per_second = 0;    // 0: no floor
+    int64_t shm_bytes = 0;                    // a rank; 0: by the device
+    double patience_seconds = 300;            // for one check
+    std::string nvml = "libnvidia-ml.so.1";
+    std::string sysfs = "/sys";
+    bool operator==(const Doctor&) const = default;
+  };
+
   Model model;
   Attention attention;
   Input input;
@@ -184,6 +199,7 @@ struct Config {
   Train train;
   Activations activations;
   Bench bench;
+  Doctor doctor;
   bool operator==(const Config&) const = default;
 };
 

@@ -119,6 +119,41 @@ void add_activation_keys(ConfigSchema& all) {
                          "/tmp. What killed jobs left in it is removed."));
 }
 
+void add_doctor_keys(ConfigSchema& all) {
+  const auto whole = [](int64_t least, int64_t most) { return WholeNumber{least, most}; };
+  constexpr int64_t kMostBytes = int64_t{1} << 40;
+  const RealNumber rate{0, 1e6};
+  all.sections.push_back({"doctor", "What longhalo doctor measures, and what it takes for good enough."});
+  all.keys.push_back(key("doctor.json", TextValue{}, FIELD(doctor.json),
+                         "File for the report as JSON; empty prints a table only."));
+  all.keys.push_back(key("doctor.halo_bytes", whole(8, int64_t{1} << 36), FIELD(doctor.halo_bytes),
+                         "Bytes of a message between two ranks."));
+  all.keys.push_back(
+      key("doctor.least_halo_gb_per_second", rate, FIELD(doctor.least_halo_gb_per_second),
+          "Two ranks that exchange halos slower than this, in GB/s each way, are a failure. 0 only "
+          "warns of those below half of the median."));
+  all.keys.push_back(
+      key("doctor.disk_bytes", whole(int64_t{1} << 20, kMostBytes), FIELD(doctor.disk_bytes),
+          "Bytes that each host writes to scratch and to output.directory and reads again; at most a "
+          "tenth of what is free there."));
+  all.keys.push_back(
+      key("doctor.least_scratch_gb_per_second", rate, FIELD(doctor.least_scratch_gb_per_second),
+          "Scratch (activations.directory) that a host writes or reads slower is a failure; 0 is no "
+          "floor."));
+  all.keys.push_back(key("doctor.least_output_gb_per_second", rate, FIELD(doctor.least_output_gb_per_second),
+                         "The same of output.directory, where checkpoints go."));
+  all.keys.push_back(
+      key("doctor.shm_bytes", whole(0, kMostBytes), FIELD(doctor.shm_bytes),
+          "Bytes of /dev/shm that have to be free for each rank of a host; 0 is 8 MiB on the CPU and "
+          "64 MiB on CUDA."));
+  all.keys.push_back(key("doctor.patience_seconds", RealNumber{1, 1e6}, FIELD(doctor.patience_seconds),
+                         "A check that takes longer ends the job with its name."));
+  all.keys.push_back(key("doctor.nvml", TextValue{}, FIELD(doctor.nvml),
+                         "NVIDIA's management library: a name that the loader finds, or a path."));
+  all.keys.push_back(key("doctor.sysfs", TextValue{}, FIELD(doctor.sysfs),
+                         "Where the kernel shows its modules and network adapters."));
+}
+
 ConfigSchema make_schema() {
   const TextValue text;
   const TextList texts;
@@ -263,6 +298,7 @@ ConfigSchema make_schema() {
           "copy, 256 MiB for halo, 2 GiB for storage."));
   all.keys.push_back(
       key("bench.json", text, FIELD(bench.json), "File for the results as JSON; empty prints a table only."));
+  add_doctor_keys(all);
   return all;
 }
 

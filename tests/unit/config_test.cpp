@@ -132,6 +132,16 @@ Config unusual_config() {
                   .inputs = 32,
                   .bytes = 9,
                   .json = "b.json"};
+  config.doctor = {.json = "d.json",
+                   .halo_bytes = 64,
+                   .least_halo_gb_per_second = 0.5,
+                   .disk_bytes = 1 << 21,
+                   .least_scratch_gb_per_second = 1.5,
+                   .least_output_gb_per_second = 2.5,
+                   .shm_bytes = 4096,
+                   .patience_seconds = 8,
+                   .nvml = "n.so",
+                   .sysfs = "/x"};
   return config;
 }
 

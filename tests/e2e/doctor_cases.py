@@ -1,0 +1,170 @@
+"""`longhalo doctor` on CPU ranks: a machine that is well passes, and each fault that can be made here is found, named
+with its remedy, and decides the exit code. GPUs are those of a stand-in for NVML, adapters those of a folder."""
+
+import json
+import os
+
+import yaml
+
+from harness import Case, Run
+
+FAKE_NVML = os.environ.get("LONGHALO_FAKE_NVML_LIBRARY", "")
+KINDS = {"check", "where", "found", "wanted", "verdict", "remedy", "found_by"}
+
+
+class Doctor(Case):
+    def doctor(self, *more, ranks=2, code=0, environment=None, **sections):
+        """Runs it, checks what holds of every report, and returns it with the run."""
+        self.report_file = self.dir / f"report{len(list(self.dir.iterdir()))}.json"
+        settings = {"doctor": {"halo_bytes": 1 << 20, "disk_bytes": 2 << 20, "nvml": "libno-such-nvml.so",
+                               "sysfs": str(self.dir / "sys")},
+                    "activations": {"directory": str(self.dir)}}
+        for section, keys in sections.items():
+            settings[section] = {**settings.get(section, {}), **keys}
+        config = self.write("doctor.yaml", yaml.safe_dump(settings))
+        run = Run(["doctor", "--config", config, "--json", self.report_file, *more], ranks=ranks,
+                  environment=environment).wait(90)
+        self.assertEqual(run.code, code, run.out + run.err)
+        self.assertEqual(run.alive(), [])
+        report = json.loads(self.report_file.read_text())
+        for row in report["checks"]:
+            self.assertEqual(set(row), KINDS)
+            self.assertIn(row["verdict"], ("pass", "warn", "fail", "skipped"))
+            self.assertIn(row["found"], run.out)
+            if row["verdict"] in ("warn", "fail"):
+                self.assertTrue(row["remedy"] and row["remedy"] in run.out, row)
+        self.assertEqual(report["doctor"], "fail" if code else "pass")
+        self.assertIn(f"\ndoctor: {report['doctor']} (", run.out)
+        self.assertEqual([name for name in os.listdir(self.dir) if "longhalo-doctor" in name], [], "files are left")
+        return report, run
+
+    def rows(self, report, check):
+        return [row for row in report["checks"] if row["check"] == check]
+
+    def row(self, report, check):
+        (row,) = self.rows(report, check)
+        return row
+
+    def test_a_machine_that_is_well(self):
+        report, run = self.doctor(ranks=3, output={"directory": str(self.dir / "results")})
+        verdicts = {row["check"]: row["verdict"] for row in report["checks"]}
+        for check in ("launch", "versions", "config", "halo bandwidth", "shared memory", "scratch", "output folder"):
+            self.assertIn(verdicts[check], ("pass", "warn"), check)  # warnings: a crowded test machine
+        self.assertEqual(verdicts["launch"], "pass")
+        self.assertEqual(verdicts["GPU state"], "skipped")
+        self.assertEqual(verdicts["InfiniBand"], "skipped")
+        self.assertFalse((self.dir / "results").exists(), "the output folder is measured beside, not made")
+        halo = report["halo"]
+        self.assertEqual((halo["transport"], halo["bytes"]), ("MPI, host memory", 1 << 20))
+        for matrix in (halo["gb_per_second"], halo["latency_seconds"]):
+            self.assertEqual([len(line) for line in matrix], [3, 3, 3])
+            for i in range(3):
+                self.assertIsNone(matrix[i][i])
+                for j in range(i):
+                    self.assertGreater(matrix[i][j], 0)
+                    self.assertEqual(matrix[i][j], matrix[j][i])
+        (slowest,) = [member["values"] for member in self.row(report, "halo bandwidth")["found_by"]]
+        self.assertEqual(slowest["slowest_gb_per_second"],
+                         min(rate for line in halo["gb_per_second"] for rate in line if rate))
+        a, b = slowest["slowest_ranks"]
+        self.assertEqual(halo["gb_per_second"][a][b], slowest["slowest_gb_per_second"])
+        self.assertIn(f"ranks {a} and {b} (both on {report['hosts'][0]})", run.out)
+        versions = self.row(report, "versions")["found_by"][0]["values"]
+        self.assertIn("Open MPI", versions["mpi"])
+        self.assertRegex(versions["executable"], r"^[0-9a-f]{12}$")
+        self.assertRegex(self.row(report, "scratch")["found"], r"free; writes .* GB/s, reads .* GB/s.*, fsync \d+ ms")
+
+    def test_one_rank_has_no_halos(self):
+        report, _ = self.doctor(ranks=1)
+        self.assertEqual(self.row(report, "halo bandwidth")["verdict"], "skipped")
+        self.assertNotIn("halo", report)
+
+    def test_ranks_that_were_not_connected(self):
+        """Another MPI's mpirun, or none: each process is rank 0 of 1."""
+        report, run = self.doctor(ranks=0, code=2, environment={"PMI_SIZE": "4"})
+        row = self.row(report, "launch")
+        self.assertEqual(row["verdict"], "fail")
+        self.assertIn("MPI sees 1 rank", row["found"])
+        self.assertIn("4, as PMI_SIZE says", row["wanted"])
+        self.assertIn("mpirun of the MPI that longhalo is built with", row["remedy"])
+
+    def test_slurm_tasks_that_were_not_connected(self):
+        """Every subcommand refuses this before it begins."""
+        run = Run(["doctor"], ranks=0, environment={"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}).wait()
+        self.assert_refused(run, "Slurm started 4 tasks but MPI sees a single rank", "srun --mpi=pmix")
+
+    def test_floors(self):
+        floors = {"least_halo_gb_per_second": 1e5, "least_scratch_gb_per_second": 1e5, "shm_bytes": 1 << 40}
+        report, run = self.doctor(code=2, doctor=floors)
+        for check in ("halo bandwidth", "scratch", "shared memory"):
+            self.assertEqual(self.row(report, check)["verdict"], "fail", check)
+        self.assertIn("doctor.least_halo_gb_per_second", self.row(report, "halo bandwidth")["wanted"])
+        self.assertIn(f"the slowest host on average is {report['hosts'][0]}", run.out)
+
+    def test_an_output_folder_that_cannot_be_written_to(self):
+        report, _ = self.doctor(code=2, output={"directory": "/proc/longhalo"})
+        row = self.row(report, "output folder")
+        self.assertEqual(row["verdict"], "fail")
+        self.assertIn("/proc/longhalo", row["where"])
+
+    def port(self, device, state="4: ACTIVE", rate="400 Gb/sec (4X NDR)", **counters):
+        folder = self.dir / "sys" / "class" / "infiniband" / device / "ports" / "1"
+        (folder / "counters").mkdir(parents=True)
+        for name, value in {"state": state, "rate": rate, "link_layer": "InfiniBand"}.items():
+            (folder / name).write_text(f"{value}\n")
+        for name, value in {"symbol_error": 0, "link_downed": 0, "port_xmit_data": 12345, **counters}.items():
+            (folder / "counters" / name).write_text(f"{value}\n")
+
+    def test_adapters(self):
+        self.port("mlx5_0")
+        self.port("mlx5_1", symbol_error=17)
+        self.port("mlx5_2", state="1: DOWN")
+        report, _ = self.doctor()
+        errors = {row["found_by"][0]["place"]: row for row in self.rows(report, "link errors")}
+        self.assertEqual(errors["mlx5_0 port 1"]["verdict"], "pass")
+        self.assertEqual(errors["mlx5_1 port 1"]["verdict"], "warn")
+        self.assertIn("symbol_error 17", errors["mlx5_1 port 1"]["found"])
+        self.assertEqual(len(errors), 2)
+        down = [row for row in self.rows(report, "InfiniBand") if row["verdict"] == "warn"]
+        self.assertEqual([row["found_by"][0]["place"] for row in down], ["mlx5_2 port 1"])
+        self.assertIn("NCCL_IB_HCA", down[0]["remedy"])
+
+    def gpus(self, faults, **kwargs):
+        if not FAKE_NVML:
+            self.skipTest("LONGHALO_FAKE_NVML_LIBRARY names no stand-in")
+        return self.doctor(doctor={"nvml": FAKE_NVML}, environment={"LONGHALO_FAKE_NVML": faults}, **kwargs)
+
+    def test_gpus_that_are_well(self):
+        report, _ = self.gpus("gpus=4")
+        host = report["hosts"][0]
+        self.assertEqual(self.row(report, "GPU ECC")["where"], f"host {host}: GPU 0, GPU 1, GPU 2, GPU 3")
+        self.assertEqual(self.row(report, "GPU topology")["found"], "by NVLink: all pairs")
+        self.assertEqual({row["verdict"] for row in report["checks"] if row["check"].startswith("GPU ")
+                          and row["check"] != "GPUDirect RDMA"}, {"pass"})
+
+    def test_a_gpu_that_is_slowed_down(self):
+        report, run = self.gpus("throttle=0x40,ecc=2", code=2)
+        (clocks,) = [row for row in self.rows(report, "GPU clocks") if row["verdict"] == "fail"]
+        self.assertIn("slowed down by heat", clocks["found"])
+        self.assertEqual(clocks["where"], f"host {report['hosts'][0]}: GPU 1")
+        self.assertIn("2 uncorrected errors", run.out)
+
+    def test_a_check_that_does_not_end(self):
+        """A rank that is stopped in the middle: the others give up in time, and say where."""
+        run = Run(["doctor", "--set", f"activations.directory={self.dir}", "--set", "doctor.patience_seconds=2",
+                   "--set", "doctor.halo_bytes=8", "--set", "doctor.sysfs=/nonexistent",
+                   "--set", f"doctor.json={self.dir / 'none.json'}"], ranks=2,
+                  environment={"LONGHALO_DOCTOR__NVML": self.hanging_library()})
+        run.wait(60)
+        self.assertEqual(run.code, 2, run.err)
+        self.assertIn("was not over after 2 s", run.err)
+        self.assertRegex(run.err, "the check '(host|transport)'")  # the rank that hangs, or the one that waits for it
+        self.assertIn("doctor.patience_seconds", run.err)
+        run.wait_gone()
+        self.assertFalse((self.dir / "none.json").exists())
+
+    def hanging_library(self):
+        """A library's name that takes for ever to open: a pipe that nobody writes to."""
+        path = self.dir / "pipe.so"
+        os.mkfifo(path)
+        return str(path)
