@@ -118,6 +118,8 @@ StepTimes difference(const StepTimes& now, const StepTimes& before) {
   d.pass.store = now.pass.store - before.pass.store;
   d.optimizer = now.optimizer - before.optimizer;
   d.pass.halo.exposed_seconds = now.pass.halo.exposed_seconds - before.pass.halo.exposed_seconds;
+  d.pass.landmarks.exposed_seconds =
+      now.pass.landmarks.exposed_seconds - before.pass.landmarks.exposed_seconds;
   d.pass.returned.exposed_seconds = now.pass.returned.exposed_seconds - before.pass.returned.exposed_seconds;
   d.reduction.exposed_seconds = now.reduction.exposed_seconds - before.reduction.exposed_seconds;
   return d;
@@ -200,6 +202,7 @@ void report_phases(BenchReport& report, const MpiSession& session, const Measure
         std::pair{"backward", pass.backward}, std::pair{"recompute", pass.recompute},
         std::pair{"optimizer", measured.times.optimizer},
         std::pair{"exposed_halo", pass.halo.exposed_seconds},
+        std::pair{"exposed_landmarks", pass.landmarks.exposed_seconds},
         std::pair{"exposed_return", pass.returned.exposed_seconds},
         std::pair{"exposed_reduction", measured.times.reduction.exposed_seconds},
         std::pair{"exposed_store", pass.store}}) {

@@ -11,6 +11,7 @@
 #include "app/model_setup.hpp"
 #include "app/plan.hpp"
 #include "app/records.hpp"
+#include "app/run_watch.hpp"
 #include "app/share.hpp"
 #include "app/signals.hpp"
 #include "comm/shard_plan.hpp"
@@ -74,6 +75,8 @@ class InferJob {
   std::unique_ptr<RunLog> log_;            // rank 0 writes
   std::unique_ptr<Engine> engine_;
   MatmulRates rates_;  // of all ranks together
+  std::unique_ptr<RunWatch> watch_;
+  int64_t done_ = 0;  // documents of this run
   std::vector<float> scores_, embeddings_;
 };
 
@@ -97,6 +100,7 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
   log_ = open_job_log(session, config, "infer", threads_, computing_of(*engine_));
   load_weights(session, config, *engine_);
   rates_ = measured_matmul_rates(session, *engine_);
+  watch_ = std::make_unique<RunWatch>(session, config, "infer");
 }
 
 ExitCode InferJob::run() {
@@ -151,6 +155,11 @@ void InferJob::read_document(int64_t index) {
     results_->write(records);
     for (const nlohmann::json& record : records)
       log_->write("record", record);
+    PrometheusText figures = watch_->figures();
+    run.add_to(figures);
+    figures.counter("longhalo_documents_total", "Documents that this run has done.", {},
+                    static_cast<double>(++done_));
+    watch_->publish(figures);
   });
 }
 
@@ -204,8 +213,8 @@ DocumentRun InferJob::prefill_document(const Sequence& sequence, const Work& wor
   }
   context = reading->take_context();
   session_.together([&] { reading->require_finite(); });
-  DocumentRun run =
-      DocumentRun::of(session_, reading->cost(), pattern_, shards, context.get(), watch.seconds());
+  DocumentRun run = DocumentRun::of(session_, *watch_, *log_, reading->cost(), shape_, pattern_, rates_,
+                                    shards, context.get(), watch.seconds());
 
   if (work.score_array) {
     Progress progress("scoring", tokens, ProgressUnit::kTokens, progress_options(session_, config_));

@@ -98,6 +98,12 @@ PrefillFlops prefill_flops(const ModelConfig& config, const AttentionPattern& pa
   return flops;
 }
 
+double work_of_shard(const ModelConfig& config, const AttentionPattern& pattern, const TokenRange& shard) {
+  if (shard.empty()) return 0;
+  return prefill_flops(config, pattern, shard.end).total() -
+         prefill_flops(config, pattern, shard.begin).total();
+}
+
 MatmulRates measured_matmul_rates(const MpiSession& session, Engine& engine) {
   check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
   MatmulRates own;

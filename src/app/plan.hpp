@@ -18,6 +18,8 @@ struct PrefillFlops {
   double total() const { return products + attention; }
 };
 PrefillFlops prefill_flops(const ModelConfig& config, const AttentionPattern& pattern, int64_t tokens);
+/// FLOPs of these tokens of a sequence; 0 for none.
+double work_of_shard(const ModelConfig& config, const AttentionPattern& pattern, const TokenRange& shard);
 
 /// FLOP/s of large matrix products of all ranks together, all measuring at once. Collective; takes about a
 /// second.

@@ -1,9 +1,11 @@
 #include "app/records.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
 
+#include "app/plan.hpp"
 #include "telemetry/memory.hpp"
 
 namespace longhalo {
@@ -11,14 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-Json spread_json(const RankSpread& spread) {
-  return {{"min", spread.min}, {"mean", spread.mean}, {"max", spread.max}};
-}
-
 Json figures(const DocumentRun& run) {
-  Json phases = Json::object();
-  for (const auto& [name, spread] : run.phases)
-    phases[name] = spread_json(spread);
   Json json{{"ranks", run.ranks},
             {"prefill_seconds", run.prefill_seconds},
             {"prefill_tokens_per_second", static_cast<double>(run.tokens) / run.prefill_seconds},
@@ -26,9 +21,11 @@ Json figures(const DocumentRun& run) {
             {"attended_fraction", run.attended_fraction},
             {"halo_bytes", run.halo_bytes},
             {"landmark_bytes", run.landmark_bytes},
-            {"exposed_communication_seconds", spread_json(run.exposed_seconds)},
+            {"mfu", run.mfu},
+            {"matmul_flops_per_second", run.matmul_rate},
+            {"exposed_communication_seconds", run.exposed_seconds},
             {"peak_memory_bytes", run.peak_memory_bytes},
-            {"phase_seconds", std::move(phases)}};
+            {"phase_seconds", run.phases}};
   if (run.peak_device_bytes > 0) json["peak_device_memory_bytes"] = run.peak_device_bytes;
   if (run.context_bytes > 0) {
     json["context_bytes"] = run.context_bytes;
@@ -65,14 +62,16 @@ Json score_result(std::span<const float> scores, int64_t document_bytes) {
 
 }  // namespace
 
-DocumentRun DocumentRun::of(const MpiSession& session, const PrefillCost& cost,
-                            const AttentionPattern& pattern, const ShardPlan& shards,
-                            const DocumentContext* context, double seconds) {
+DocumentRun DocumentRun::of(const MpiSession& session, RunWatch& watch, RunLog& log, const PrefillCost& cost,
+                            const ModelConfig& shape, const AttentionPattern& pattern,
+                            const MatmulRates& rates, const ShardPlan& shards, const DocumentContext* context,
+                            double seconds) {
   DocumentRun run;
   run.tokens = shards.tokens();
   run.ranks = session.ranks();
   run.prefill_seconds = spread_over_ranks(session, seconds).max;
-  run.exposed_seconds = spread_over_ranks(session, cost.exposed_seconds());
+  run.mfu = products_alone_seconds(prefill_flops(shape, pattern, run.tokens), rates) / run.prefill_seconds;
+  run.matmul_rate = rates.products;
   run.halo_bytes = sum_over_ranks(session, cost.halo.received_bytes);
   run.landmark_bytes = sum_over_ranks(session, cost.landmarks.received_bytes);
   run.context_bytes_sent = sum_over_ranks(session, cost.context.received_bytes);
@@ -80,14 +79,51 @@ DocumentRun DocumentRun::of(const MpiSession& session, const PrefillCost& cost,
   const auto n = static_cast<double>(run.tokens);
   run.attended_fraction =
       static_cast<double>(sequence_visible_pairs(pattern, run.tokens)) / (n * (n + 1) / 2);
-  run.phases = {{"keys", spread_over_ranks(session, cost.layers.keys)},
-                {"queries", spread_over_ranks(session, cost.layers.queries)},
-                {"attention", spread_over_ranks(session, cost.layers.attention)},
-                {"mlp", spread_over_ranks(session, cost.layers.mlp)},
-                {"halo_wait", spread_over_ranks(session, cost.halo.exposed_seconds)},
-                {"landmark_wait", spread_over_ranks(session, cost.landmarks.exposed_seconds)},
-                {"context_wait", spread_over_ranks(session, cost.context.exposed_seconds)}};
+  const LayerTimes& layers = cost.layers;
+  const RankFigures figures = watch.take({{"phases",
+                                           {{"keys", layers.keys},
+                                            {"queries", layers.queries},
+                                            {"attention", layers.attention},
+                                            {"mlp", layers.mlp},
+                                            {"halo_wait", cost.halo.exposed_seconds},
+                                            {"landmark_wait", cost.landmarks.exposed_seconds},
+                                            {"context_wait", cost.context.exposed_seconds}}},
+                                          {"communication", {{"exposed", cost.exposed_seconds()}}}},
+                                         layers.keys + layers.queries + layers.attention + layers.mlp,
+                                         work_of_shard(shape, pattern, shards.shard(session.rank())), log);
+  if (session.is_root()) {
+    run.phases = figures.spreads("phases");
+    run.exposed_seconds = figures.spread("communication", "exposed");
+  }
   return run;
+}
+
+void DocumentRun::add_to(PrometheusText& figures) const {
+  const auto gauge = [&](const char* name, const char* help, double value) {
+    figures.gauge(name, help, {}, value);
+  };
+  gauge("longhalo_document_tokens", "Of the newest document, with the prompt's frame.",
+        static_cast<double>(tokens));
+  gauge("longhalo_prefill_seconds", "Of the newest document.", prefill_seconds);
+  gauge("longhalo_prefill_tokens_per_second", "Of all ranks together.",
+        static_cast<double>(tokens) / prefill_seconds);
+  gauge("longhalo_mfu", "Useful FLOPs of the prefill over what the ranks' matrix products reach.", mfu);
+  add_spreads(figures, "longhalo_phase_seconds", "Seconds by phase of the newest document, over ranks.",
+              "phase", phases);
+  const std::string help = "Peaks of memory, largest rank.";
+  const auto memory = [&](const char* kind, int64_t bytes) {
+    figures.gauge("longhalo_memory_bytes", help, {{"kind", kind}, {"stat", "max"}},
+                  static_cast<double>(bytes));
+  };
+  memory("peak_resident", peak_memory_bytes);
+  memory("peak_device_arrays", peak_device_bytes);
+  const auto received = [&](const char* kind, int64_t bytes) {
+    figures.gauge("longhalo_received_bytes", "By all ranks, for the newest document.", {{"kind", kind}},
+                  static_cast<double>(bytes));
+  };
+  received("halo", halo_bytes);
+  received("landmarks", landmark_bytes);
+  received("context", context_bytes_sent);
 }
 
 void DocumentRun::finish(const MpiSession& session, const Engine& engine) {

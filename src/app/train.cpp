@@ -12,6 +12,7 @@
 #include "app/job_log.hpp"
 #include "app/model_setup.hpp"
 #include "app/signals.hpp"
+#include "app/step_figures.hpp"
 #include "app/training_checkpoints.hpp"
 #include "app/training_data.hpp"
 #include "app/training_setup.hpp"
@@ -101,9 +102,7 @@ class TrainJob {
   std::unique_ptr<TrainingEngine> engine_;
   TrainingSettings settings_;
   TrainingState state_;
-  double since_record_seconds_ = 0;
-  int64_t since_record_tokens_ = 0;
-  StepTimes recorded_;
+  std::unique_ptr<StepFigures> figures_;
 };
 
 TrainJob::TrainJob(const MpiSession& session, const Config& config)
@@ -189,6 +188,7 @@ void TrainJob::begin_engine() {
   TrainingEngineOptions options{trainer_options(train_), plan_.task.tile, train_.deterministic};
   options.trainer.checkpointing = {activations_.get(), config_.activations.every};
   engine_->begin(*shards_, options);
+  figures_ = std::make_unique<StepFigures>(session_, config_, plan_, *shards_);
   int64_t elements = 0;
   for (const ParameterSize& parameter : engine_->parameters())
     elements += parameter.second;
@@ -286,48 +286,25 @@ void TrainJob::step() {
   state_.updates = engine_->updates();
   state_.skipped += result.skipped ? 1 : 0;
   state_.skipped_in_a_row = result.skipped ? state_.skipped_in_a_row + 1 : 0;
-  since_record_seconds_ += watch.seconds();
-  since_record_tokens_ += train_.accumulation * train_.sequence_tokens;
+  figures_->add_step(watch.seconds());
 
   if (result.skipped || number % train_.log_every == 0 || number == train_.steps) {
-    nlohmann::json record{
-        {"step", number},
-        {"loss", result.loss},
-        {"cross_entropy", result.cross_entropy},
-        {"perplexity", std::exp(result.cross_entropy)},
-        {"gradient_norm", result.gradient_norm},
-        {"learning_rate", result.learning_rate},
-        {"counted_tokens", result.counted_tokens},
-        {"sequences", state_.sequences},
-        {"tokens_per_second", static_cast<double>(since_record_tokens_) / since_record_seconds_},
-        {"skipped", result.skipped},
-        {"skipped_steps", state_.skipped},
-        {"peak_resident_bytes", process_memory().peak_resident},
-        {"phases", phases()}};
+    nlohmann::json record{{"step", number},
+                          {"loss", result.loss},
+                          {"cross_entropy", result.cross_entropy},
+                          {"perplexity", std::exp(result.cross_entropy)},
+                          {"gradient_norm", result.gradient_norm},
+                          {"learning_rate", result.learning_rate},
+                          {"counted_tokens", result.counted_tokens},
+                          {"sequences", state_.sequences},
+                          {"skipped", result.skipped},
+                          {"skipped_steps", state_.skipped}};
     add_bits_per_byte(record, result.cross_entropy, result.counted_tokens, *data_, packed);
+    record.update(figures_->take(*engine_, activations_.get(), *metrics_));
     metrics_->write("step", record);
-    since_record_seconds_ = 0;
-    since_record_tokens_ = 0;
+    figures_->publish(record);
   }
   refuse_endless_skipping();
-}
-
-// Mean over ranks, in seconds since the last record. Collective.
-nlohmann::json TrainJob::phases() {
-  const StepTimes now = engine_->times();
-  const auto mean = [&](double seconds) { return spread_over_ranks(session_, seconds).mean; };
-  nlohmann::json phases{
-      {"forward", mean(now.pass.forward - recorded_.pass.forward)},
-      {"loss", mean(now.pass.loss - recorded_.pass.loss)},
-      {"backward", mean(now.pass.backward - recorded_.pass.backward)},
-      {"recompute", mean(now.pass.recompute - recorded_.pass.recompute)},
-      {"exposed_store", mean(now.pass.store - recorded_.pass.store)},
-      {"optimizer", mean(now.optimizer - recorded_.optimizer)},
-      {"exposed_halo", mean(now.pass.halo.exposed_seconds - recorded_.pass.halo.exposed_seconds)},
-      {"exposed_return", mean(now.pass.returned.exposed_seconds - recorded_.pass.returned.exposed_seconds)},
-      {"exposed_reduction", mean(now.reduction.exposed_seconds - recorded_.reduction.exposed_seconds)}};
-  recorded_ = now;
-  return phases;
 }
 
 void TrainJob::refuse_endless_skipping() {
@@ -360,6 +337,7 @@ void TrainJob::validate() {
                         {"counted_tokens", counted}};
   add_bits_per_byte(record, mean, counted, *data_, packed);
   metrics_->write("validation", record);
+  figures_->set_validation(mean);
   if (session_.is_root())
     log_info(
         text("step ", state_.step, ": validation perplexity ", std::exp(mean), ", ", mean, " nats a token"));

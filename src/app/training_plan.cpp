@@ -227,6 +227,7 @@ TrainingPlan plan_training(const TrainingTask& task, const TrainingBudget& budge
   TrainingPlan plan;
   plan.task = task;
   plan.budget = budget;
+  plan.matmul_rate = matmul_rate;
   const ShardPlan shards = plan_shards(task.shape, task.pattern, task.tokens, task.ranks);
   for (int rank = 0; rank < task.ranks; ++rank)
     plan.tokens_per_rank = std::max(plan.tokens_per_rank, shards.shard(rank).size());

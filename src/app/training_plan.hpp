@@ -58,7 +58,8 @@ struct TrainingPlan {
   std::vector<MemoryItem> items;       // where the rank computes
   std::vector<MemoryItem> host_items;  // beside them, where the device has memory of its own
   int64_t disk_bytes = 0;              // of a rank
-  double seconds = 0;                  // a step's products at the measured rates
+  double matmul_rate = 0;              // FLOP/s of all ranks together, measured
+  double seconds = 0;                  // a step's products at that rate
   std::string fault, remedy;           // why it does not fit and what would; empty where it fits
 
   int64_t bytes() const;

@@ -158,6 +158,13 @@ struct Config {
     bool operator==(const Activations&) const = default;
   };
 
+  struct Telemetry {
+    std::string prometheus;                               // file; empty: see prometheus_path()
+    std::string link_counters = "/sys/class/infiniband";  // folder
+    double straggler_ratio = 1.2;                         // to the median rank; 0: nobody is named
+    bool operator==(const Telemetry&) const = default;
+  };
+
   struct Bench {
     int64_t tokens = 16384;
     int64_t repeats = 5;
@@ -198,6 +205,7 @@ struct Config {
   Run run;
   Train train;
   Activations activations;
+  Telemetry telemetry;
   Bench bench;
   Doctor doctor;
   bool operator==(const Config&) const = default;
@@ -233,6 +241,9 @@ std::string reference_yaml();
 
 /// run.log, or else log.jsonl in output.directory, or else empty (no log).
 std::string log_path(const Config& config);
+
+/// telemetry.prometheus, or else metrics.prom in output.directory, or else empty (no such file).
+std::string prometheus_path(const Config& config);
 
 /// Names as written in YAML and in results: "generate", "score", "embed".
 std::string_view task_name(Task task);

@@ -185,6 +185,12 @@ Config load_config_text(Subcommand subcommand, std::string_view yaml, std::strin
   return loader.finish(subcommand);
 }
 
+std::string prometheus_path(const Config& config) {
+  if (!config.telemetry.prometheus.empty()) return config.telemetry.prometheus;
+  if (config.output.directory.empty()) return {};
+  return (std::filesystem::path(config.output.directory) / "metrics.prom").string();
+}
+
 std::string log_path(const Config& config) {
   if (!config.run.log.empty() || config.output.directory.empty()) return config.run.log;
   return (std::filesystem::path(config.output.directory) / "log.jsonl").string();

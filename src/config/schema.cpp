@@ -154,6 +154,21 @@ void add_doctor_keys(ConfigSchema& all) {
                          "Where the kernel shows its modules and network adapters."));
 }
 
+void add_telemetry_keys(ConfigSchema& all) {
+  all.sections.push_back({"telemetry", "What a job tells of itself while it runs."});
+  all.keys.push_back(key("telemetry.prometheus", TextValue{}, FIELD(telemetry.prometheus),
+                         "File with the newest figures in Prometheus' text format, replaced as a whole at "
+                         "each record; for node_exporter a name that ends in .prom. Empty is metrics.prom in "
+                         "output.directory."));
+  all.keys.push_back(key("telemetry.link_counters", TextValue{}, FIELD(telemetry.link_counters),
+                         "Folder in which the kernel shows what the ports of network cards count. A count of "
+                         "errors that grows is a warning; empty looks nowhere."));
+  all.keys.push_back(
+      key("telemetry.straggler_ratio", RealNumber{0, 1000}, FIELD(telemetry.straggler_ratio),
+          "A rank whose own compute takes so many times as long as the median rank's, in three "
+          "records in a row, is named; 0 names none."));
+}
+
 ConfigSchema make_schema() {
   const TextValue text;
   const TextList texts;
@@ -269,6 +284,7 @@ ConfigSchema make_schema() {
 
   add_train_keys(all);
   add_activation_keys(all);
+  add_telemetry_keys(all);
 
   all.sections.push_back({"bench", "What longhalo bench measures."});
   all.keys.push_back(key("bench.tokens", whole(1, kMostTokens), FIELD(bench.tokens),

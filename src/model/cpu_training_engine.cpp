@@ -48,6 +48,7 @@ class CpuTrainingEngine : public TrainingEngine {
     return trainer_->validate(sequences);
   }
   StepTimes times() override { return trainer_->times(); }
+  DeviceMemoryUse device_memory() const override { return {}; }
   int64_t updates() const override { return trainer_->optimizer().steps(); }
 
   std::vector<ParameterSize> parameters() override { return sizes_of(parameters_of(weights_)); }

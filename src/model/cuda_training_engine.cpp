@@ -3,6 +3,7 @@
 #include "comm/device_choice.hpp"
 #include "comm/transport.hpp"
 #include "core/text.hpp"
+#include "device/memory_pool.hpp"
 #include "model/device_rates.hpp"
 #include "model/device_trainer.hpp"
 #include "model/device_training_memory.hpp"
@@ -96,6 +97,10 @@ class CudaTrainingEngine : public TrainingEngine {
     return trainer_->validate(sequences);
   }
   StepTimes times() override { return trainer_->times(); }
+  DeviceMemoryUse device_memory() const override {
+    const PoolUse use = memory_pool().use();
+    return {use.used_high_bytes, use.reserved_high_bytes, use.fragmentation()};
+  }
   int64_t updates() const override { return trainer_->optimizer().steps(); }
 
   std::vector<ParameterSize> parameters() override {

@@ -25,12 +25,15 @@ void DeviceGradientReturn::start(float* rows, int64_t first, cudaStream_t comput
                                  cudaStream_t communication) {
   const int64_t row_bytes = row_elements_ * int64_t{sizeof(float)};
   std::vector<DeviceMessage> sends, receives;
-  for (const RowTransfer& send : plan_.sends)
+  for (const RowTransfer& send : plan_.sends) {
     sends.push_back(
         {send.peer, rows + (send.range.begin - first) * row_elements_, send.range.size() * row_bytes});
+    cost_.sent_bytes += sends.back().bytes;
+  }
   float* to = arrived_.data();
   for (const RowTransfer& receive : plan_.receives) {
     receives.push_back({receive.peer, to, receive.range.size() * row_bytes});
+    cost_.received_bytes += receives.back().bytes;
     to += receive.range.size() * row_elements_;
   }
   handover_.begin(compute, communication);
@@ -46,6 +49,11 @@ void DeviceGradientReturn::add(float* rows, int64_t first, cudaStream_t compute)
     longhalo::add(compute, elements, from, rows + (receive.range.begin - first) * row_elements_);
     from += elements;
   }
+}
+
+CommCost DeviceGradientReturn::cost() {
+  handover_.collect(cost_);
+  return cost_;
 }
 
 }  // namespace longhalo

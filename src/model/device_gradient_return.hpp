@@ -20,13 +20,16 @@ class DeviceGradientReturn {
   void start(float* rows, int64_t first, cudaStream_t compute, cudaStream_t communication);
   /// Makes `compute` wait, and adds what came to this rank's own rows.
   void add(float* rows, int64_t first, cudaStream_t compute);
+  /// So far; the device must be past add().
+  CommCost cost();
 
  private:
   Transport& transport_;
   ReturnPlan plan_;
   int64_t row_elements_;
   DeviceBuffer<float> arrived_;
-  Handover handover_{Timing::kOff};
+  Handover handover_{Timing::kOn};
+  CommCost cost_;
 };
 
 }  // namespace longhalo

@@ -146,6 +146,8 @@ void DeviceOptimizer::reduce(int64_t section) {
     const ElementRange theirs = part(section, peer);
     sends.push_back({peer, values + theirs.begin, theirs.size() * int64_t{sizeof(float)}});
     receives.push_back({peer, to, own.size() * int64_t{sizeof(float)}});
+    cost_.sent_bytes += sends.back().bytes;
+    cost_.received_bytes += receives.back().bytes;
     parts.push_back(to);
     to += own.size();
   }
@@ -224,7 +226,10 @@ void DeviceOptimizer::share_section(int64_t index) {
         parts.push_back({first * bytes, (end - first) * bytes});
       }
       void* const data = which == Which::kMatrices ? static_cast<void*>(matrices_.data()) : vectors_.data();
+      const int64_t sent = room_.transport.sent_bytes(), received = room_.transport.received_bytes();
       room_.transport.all_gather(data, parts, communication_);
+      cost_.sent_bytes += room_.transport.sent_bytes() - sent;
+      cost_.received_bytes += room_.transport.received_bytes() - received;
     }
     Event& done = free_[static_cast<size_t>(index)];
     done.record(communication_);

@@ -43,6 +43,8 @@ class DeviceOptimizer {
   OptimizerArrays arrays() { return {master_.data(), m_.data(), v_.data()}; }
   const float* sums() const { return sums_.data(); }
   int64_t steps() const { return steps_; }  // updates so far
+  /// Bytes of gradients and of weights; it is not timed.
+  const CommCost& cost() const { return cost_; }
   /// After the arrays were filled: gives every rank the weights. Collective.
   void restore(int64_t steps);
 
@@ -73,6 +75,7 @@ class DeviceOptimizer {
   DeviceBuffer<double> norm_;  // [1]
   DeviceBuffer<uint8_t> norm_workspace_;
   int64_t steps_ = 0;
+  CommCost cost_;
 };
 
 }  // namespace longhalo

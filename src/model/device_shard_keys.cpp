@@ -20,7 +20,7 @@ DeviceShardKeys::DeviceShardKeys(const DeviceRoom& room, const ModelConfig& conf
       shard_(shards.shard(room.transport.rank())),
       row_elements_(2 * config.kv_size()),
       halo_(room.transport, halo_plan(shards, room.transport.rank(), reach_within(pattern, shards.tokens())),
-            row_elements_ * int64_t{sizeof(BFloat16)}) {
+            row_elements_ * int64_t{sizeof(BFloat16)}, Timing::kOn) {
   const bool has_halo = !plan().halo.empty();
   interior_begin_ =
       shard_.begin + (has_halo ? std::min(shard_.size(), reach_within(pattern, shards.tokens())) : 0);
@@ -28,8 +28,8 @@ DeviceShardKeys::DeviceShardKeys(const DeviceRoom& room, const ModelConfig& conf
   std::vector<PoolTarget> targets;
   for (const int64_t stride : strides_) {
     targets.emplace_back().stride = stride;
-    const DeviceLandmarkGather& gather =
-        gathers_.emplace_back(room.transport, shards, stride, row_elements_ * int64_t{sizeof(BFloat16)});
+    const DeviceLandmarkGather& gather = gathers_.emplace_back(
+        room.transport, shards, stride, row_elements_ * int64_t{sizeof(BFloat16)}, Timing::kOn);
     landmarks_.emplace_back(gather.segments() * row_elements_, "landmarks of a layer", compute_);
     lse_.emplace_back(gather.segments() * config.kv_heads, "sums of landmarks", compute_);
     open_.emplace_back(pool_state_floats(config.kv_heads, config.head_dim), "pooling state", compute_);
@@ -68,6 +68,13 @@ void DeviceShardKeys::wait_landmarks() {
 
 void DeviceShardKeys::wait_halo() {
   if (std::exchange(halo_in_flight_, false)) halo_.make_wait(compute_);
+}
+
+CommCost DeviceShardKeys::landmark_cost() {
+  CommCost cost;
+  for (DeviceLandmarkGather& gather : gathers_)
+    cost += gather.cost();
+  return cost;
 }
 
 std::vector<BandKeys<BFloat16>> DeviceShardKeys::bands(TokenRange exact) const {

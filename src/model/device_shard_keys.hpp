@@ -52,6 +52,10 @@ class DeviceShardKeys {
   const BFloat16* landmarks(int64_t band) const { return landmarks_[static_cast<size_t>(band)].data(); }
   const float* lse(int64_t band) const { return lse_[static_cast<size_t>(band)].data(); }
 
+  /// So far; the device must be past all waits.
+  CommCost halo_cost() { return halo_.cost(); }
+  CommCost landmark_cost();
+
  private:
   cudaStream_t compute_, communication_;
   AttentionPattern pattern_;

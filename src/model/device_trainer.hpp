@@ -33,7 +33,7 @@ class DeviceTrainer {
 
   DeviceOptimizer& optimizer() { return optimizer_; }
   /// Of this rank so far. Optimizer: the end of the gradients' reduction, their norm, AdamW queued.
-  StepTimes times() const { return {pass_.times(), optimizer_seconds_, {}}; }
+  StepTimes times() { return {pass_.times(), optimizer_seconds_, optimizer_.cost()}; }
 
  private:
   const MpiSession& session_;

@@ -88,14 +88,17 @@ LossSums DeviceTrainingPass::forward_backward(const TrainingSequence& sequence, 
   hooks_ = &hooks;
   const int64_t embedding = c.layers + 1;
   Stopwatch watch;
+  const double waited = waited_seconds();
   upload(sequence);
   forward(WithGradient::kYes);
   check_cuda(cudaStreamSynchronize(compute_), "the forward pass");
+  times_.own += std::max(0.0, watch.seconds() - (waited_seconds() - waited));
   times_.forward += watch.seconds();
   watch.restart();
   begin_section(0);
   begin_section(embedding);  // it may be the head too
   const LossSums sums = loss(sequence, loss_scale, z_loss, WithGradient::kYes);
+  times_.own += watch.seconds();
   times_.loss += watch.seconds();
   watch.restart();
   end_section(0);
@@ -111,8 +114,19 @@ LossSums DeviceTrainingPass::forward_backward(const TrainingSequence& sequence, 
   return sums;
 }
 
-TrainingTimes DeviceTrainingPass::times() const {
+// The device is past all messages of a sequence when forward_backward() or evaluate() returns.
+double DeviceTrainingPass::waited_seconds() {
+  return keys_.halo_cost().exposed_seconds + keys_.landmark_cost().exposed_seconds +
+         (stored_ != nullptr ? stored_->seconds() : 0);
+}
+
+TrainingTimes DeviceTrainingPass::times() {
   TrainingTimes times = times_;
+  times.halo = keys_.halo_cost();
+  times.landmarks = keys_.landmark_cost();
+  times.returned = halo_return_.cost();
+  for (const auto& landmarks : landmark_returns_)
+    times.returned += landmarks->cost();
   if (stored_ != nullptr) times.store = stored_->seconds();
   return times;
 }

@@ -47,7 +47,7 @@ class DeviceTrainingPass {
   TokenRange shard() const { return keys_.shard(); }
   /// So far, on this rank: forward, loss and backward by the host's clock, which waits for the device between
   /// them; and for which it stood waiting for the store.
-  TrainingTimes times() const;
+  TrainingTimes times();
 
  private:
   enum class WithGradient { kNo, kYes };
@@ -62,6 +62,7 @@ class DeviceTrainingPass {
   void attend_back(int64_t index, TokenRange queries, const BFloat16* x);
   void begin_section(int64_t section);
   void end_section(int64_t section);
+  double waited_seconds();
   void pool_back(int64_t index, const BFloat16* x);
   void for_tiles(TokenRange range, const std::function<void(int64_t at, int64_t n)>& work) const;
   int64_t row(int64_t token) const { return (token - shard().begin) * weights_.config.hidden; }

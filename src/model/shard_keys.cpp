@@ -71,8 +71,8 @@ std::vector<BandKeys<float>> ShardKeys::bands(TokenRange exact) const {
                    keys_.landmarks);
 }
 
-CommCost ShardKeys::cost() const {
-  CommCost cost = halo_.cost();
+CommCost ShardKeys::landmark_cost() const {
+  CommCost cost;
   for (const auto& gather : gathers_)
     cost += gather->cost();
   return cost;

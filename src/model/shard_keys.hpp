@@ -72,7 +72,8 @@ class ShardKeys {
   TokenRange own_segments(int64_t strided_band) const {
     return gathers_[static_cast<size_t>(strided_band)]->own();
   }
-  CommCost cost() const;
+  CommCost halo_cost() const { return halo_.cost(); }
+  CommCost landmark_cost() const;
 
  private:
   const AttentionPattern& pattern_;

@@ -67,6 +67,8 @@ class TrainingEngine {
   virtual StepResult step(int64_t number, std::span<const TrainingSequence> sequences) = 0;
   virtual double validate(std::span<const TrainingSequence> sequences) = 0;
   virtual StepTimes times() = 0;
+  /// Since the engine was made; zeros on the CPU.
+  virtual DeviceMemoryUse device_memory() const = 0;
   virtual int64_t updates() const = 0;  // of the weights, so far
 
   /// What learns, in the order of parameters_of(): the same on every device.

@@ -81,15 +81,18 @@ LossSums TrainingPass::evaluate(const TrainingSequence& sequence) {
 LossSums TrainingPass::forward_backward(const TrainingSequence& sequence, double loss_scale, double z_loss,
                                         const GradientsReady& ready) {
   Stopwatch watch;
+  const double waited = waited_seconds();
   if (stored_) {
     forward(sequence, WithGradient::kYes);
     stored_->turn();
   } else {
     forward_keeping(sequence);
   }
+  times_.own += std::max(0.0, watch.seconds() - (waited_seconds() - waited));
   times_.forward += watch.seconds();
   watch.restart();
   const LossSums sums = loss(sequence, loss_scale, z_loss, WithGradient::kYes);
+  times_.own += watch.seconds();
   times_.loss += watch.seconds();
   watch.restart();
   ready_ = &ready;
@@ -298,8 +301,14 @@ void TrainingPass::pool_back(int64_t index, const float* x) {
   });
 }
 
+double TrainingPass::waited_seconds() const {
+  return keys_.halo_cost().exposed_seconds + keys_.landmark_cost().exposed_seconds +
+         (stored_ ? stored_->seconds() : 0);
+}
+
 const TrainingTimes& TrainingPass::times() {
-  times_.halo = keys_.cost();
+  times_.halo = keys_.halo_cost();
+  times_.landmarks = keys_.landmark_cost();
   if (stored_) times_.store = stored_->seconds();
   times_.returned = halo_return_.cost();
   for (const auto& landmarks : landmark_returns_)

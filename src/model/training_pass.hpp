@@ -49,7 +49,10 @@ struct TrainingTimes {
   double forward = 0, loss = 0, backward = 0;  // seconds, communication and recomputation included
   double recompute = 0;                        // of groups of layers from their stored input
   double store = 0;                            // waiting for the activation store
-  CommCost halo, returned;
+  /// Of forward and loss, less the waits for other ranks and for the store: a slow rank shows here. In
+  /// backward all ranks wait for each other's gradients.
+  double own = 0;
+  CommCost halo, landmarks, returned;
 };
 
 /// What the forward pass keeps for the backward pass.
@@ -111,6 +114,7 @@ class TrainingPass {
                    KeptLayer* kept);
   void layer_done(int64_t index);
   void poll();
+  double waited_seconds() const;
   void pool_back(int64_t index, const float* x);
   void for_tiles(TokenRange range, const std::function<void(int64_t at, int64_t n)>& work) const;
   void for_layer_tiles(int64_t index, TokenRange queries, const TrainingSequence& sequence, const float* x,

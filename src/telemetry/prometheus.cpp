@@ -1,6 +1,7 @@
 #include "telemetry/prometheus.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,6 +46,14 @@ std::string labels_text(const PrometheusText::Labels& common, const PrometheusTe
   return out.empty() ? out : out + "}";
 }
 
+// A rename would put a file in place of a device or a pipe.
+bool may_be_replaced(const std::string& file) {
+  struct stat status {};
+  if (::lstat(file.c_str(), &status) != 0 || S_ISREG(status.st_mode) || S_ISLNK(status.st_mode)) return true;
+  errno = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
+  return false;
+}
+
 bool write_whole(const std::string& file, const std::string& contents) {
   ::unlink(file.c_str());  // of a job that was killed; O_EXCL goes through no link that somebody put here
   const int descriptor = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -84,6 +93,11 @@ std::string PrometheusText::text() const {
 void ReplacedFile::replace(const std::string& contents) {
   if (file_.empty()) return;
   const std::string temporary = file_ + ".tmp";
+  if (!may_be_replaced(file_)) {
+    if (!std::exchange(warned_, true))
+      log_warning(text(file_, " is no file (", std::strerror(errno), "); it gets no figures"));
+    return;
+  }
   if (write_whole(temporary, contents) && std::rename(temporary.c_str(), file_.c_str()) == 0) return;
   const int error = errno;
   ::unlink(temporary.c_str());

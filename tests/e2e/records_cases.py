@@ -123,7 +123,7 @@ class Records(Case):
         records = self.succeed(self.config(output={"if_exists": "replace"}))
         self.assertEqual(len(records), 3)
         names = set(files_below(self.out))
-        self.assertEqual(len(names), 3, names)  # records, log and one file of arrays
+        self.assertEqual(len(names), 4, names)  # records, log, figures for Prometheus and one file of arrays
         self.assertNotIn("arrays/old.h5", names)
 
     def test_log(self):

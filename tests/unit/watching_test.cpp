@@ -208,6 +208,10 @@ TEST(Prometheus, AFaultIsNoEnd) {
     const FileSizeLimit limit(1000);
     full.replace(std::string(5000, 'x'));
   }
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  ReplacedFile pipe((folder / "pipe").string());
+  pipe.replace("x");
+  EXPECT_TRUE(std::filesystem::is_fifo(folder / "pipe")) << "nor one in place of what is no file";
   EXPECT_EQ(read_text(folder / "metrics.prom"), "whole\n") << "no half file takes its place";
   EXPECT_FALSE(std::filesystem::exists(folder / "metrics.prom.tmp"));
 }

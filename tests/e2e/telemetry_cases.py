@@ -1,0 +1,236 @@
+"""What a job tells while it runs: its records, the Prometheus file, links with errors, slow ranks; and the page that
+scripts/report.py makes of it."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import unittest
+
+import tiny_model
+from harness import SOURCE
+from train_cases import TrainingCase
+
+try:
+    import matplotlib
+except ImportError:
+    matplotlib = None
+
+# Long enough to be met by what a test does meanwhile; tests end these jobs by a signal.
+MANY_STEPS = 4000
+
+
+class TelemetryCase(TrainingCase):
+
+    def prometheus(self):
+        """{name: [(labels, value)]} of the file, whose form is checked."""
+        text = (self.out / "metrics.prom").read_text()
+        self.assertTrue(text.endswith("\n"))
+        found, typed = {}, set()
+        for line in text.splitlines():
+            if line.startswith("# "):
+                typed.add(line.split()[2])
+                continue
+            name, labels, value = re.fullmatch(r"([a-z_]+)\{(.*)\} (\S+)", line).groups()
+            self.assertIn(name, typed)
+            found.setdefault(name, []).append((dict(re.findall(r'([a-z_]+)="([^"]*)"', labels)), float(value)))
+        return found
+
+    def start_long(self, *more, **train):
+        """A training job that goes on until it is stopped; each rank has a half of each sequence."""
+        job = self.training(train={"steps": MANY_STEPS, "sequence_tokens": 256, "validation_share": 0,
+                                   "checkpoint_every": 0, "learning_rate": 1e-3, **train})
+        return self.start_training(job, *more)
+
+    def stop(self, run):
+        for pid in run.alive():
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+        run.wait(60)
+        self.assertEqual(run.code, 75, run.err)
+
+    def first(self, event, **keys):
+        """The first record of this event with these values, if it is there yet."""
+        if not (self.out / "metrics.jsonl").exists():
+            return None
+        fits = [r for r in self.metrics(event) if all(r[k] == v for k, v in keys.items())]
+        return fits[0] if fits else None
+
+
+class Telemetry(TelemetryCase):
+
+    def test_what_a_step_says(self):
+        scratch = self.dir / "scratch"
+        scratch.mkdir()
+        steps, every, layers, window = 6, 2, 2, 40
+        self.train_well(self.training(
+            train={"steps": steps, "log_every": every, "sequence_tokens": 256, "validation_share": 0},
+            activations={"store": "nvme", "directory": str(scratch)}))
+        records = self.metrics("step")
+        self.assertEqual([r["step"] for r in records], [2, 4, 6])
+        host = socket.gethostname()
+        for record in records:
+            self.assertLessEqual({"forward", "loss", "backward", "recompute", "optimizer", "exposed_halo", "exposed_landmarks",
+                                  "exposed_return", "exposed_reduction", "exposed_store"}, set(record["phases"]))
+            for name, spread in {**record["phases"], **record["memory"]}.items():
+                self.assertTrue(0 <= spread["min"] <= spread["mean"] <= spread["max"], name)
+                if spread["min"] < spread["max"]:
+                    self.assertIn(spread["rank"], (0, 1))
+                    self.assertEqual(spread["host"], host)
+            self.assertGreater(record["phases"]["forward"]["min"], 0)
+            seconds = record["seconds_per_step"]
+            self.assertAlmostEqual(record["tokens_per_second"], 256 / seconds, delta=1e-6 * 256 / seconds)
+            # Useful FLOPs of a sequence, by hand: 6 a weight and token (the head is tied to the embedding), and
+            # attention's 4 and 10 a channel for each key that a query sees.
+            hidden, heads, head_dim, kv, ffn = tiny_model.HIDDEN, 4, 16, 2 * 16, tiny_model.CONFIG["intermediate_size"]
+            weights = layers * hidden * (2 * heads * head_dim + 2 * kv + 3 * ffn) + hidden * tiny_model.VOCABULARY
+            seen = sum(min(i + 1, window) + max((i - window) // 8 + 1, 0) for i in range(256))
+            flops = 6 * weights * 256 + 14 * head_dim * heads * layers * seen
+            self.assertAlmostEqual(record["mfu"] * record["matmul_flops_per_second"] * seconds, flops, delta=1e-6 * flops)
+            moved = record["bytes"]
+            # The second rank's halo: keys and values of 40 tokens, 2 x 16 fp32, in two layers; again in backward, from
+            # the stored input. Their gradients go back once.
+            halo = layers * window * 2 * kv * 4 * every
+            self.assertEqual(moved["halo"], 2 * halo)
+            self.assertGreater(moved["return"], halo)
+            self.assertGreater(moved["landmarks"], 0)
+            self.assertEqual(moved["store_put"], layers * 256 * hidden * 4 * every)
+            self.assertEqual(moved["store_fetched"], moved["store_put"])
+            # Two ranks: each gradient goes to its owner and each weight comes back from there.
+            self.assertGreater(moved["reduction"], 2 * 4 * weights * every)
+            self.assertGreater(record["memory"]["peak_resident"]["min"], 1 << 20)
+            self.assertEqual(record["memory"]["peak_device_arrays"]["max"], 0, "there is no device")
+
+        told = self.prometheus()
+        self.assertEqual(told["longhalo_step"], [({"command": "train", "job": "local"}, steps)])
+        self.assertAlmostEqual(told["longhalo_loss"][0][1], records[-1]["loss"], places=6)
+        halo = [v for labels, v in told["longhalo_bytes_total"] if labels["kind"] == "halo"]
+        self.assertEqual(halo, [sum(r["bytes"]["halo"] for r in records)])
+        forward = {labels["stat"]: v for labels, v in told["longhalo_phase_seconds"] if labels["phase"] == "forward"}
+        self.assertAlmostEqual(forward["mean"], records[-1]["phases"]["forward"]["mean"], places=6)
+        self.assertFalse((self.out / "metrics.prom.tmp").exists())
+
+    def test_what_a_document_says(self):
+        records = self.succeed(self.config(telemetry={"prometheus": str(self.dir / "elsewhere.prom")}))
+        for record in records.values():
+            figures = record["figures"]
+            self.assertGreater(figures["mfu"], 0)
+            self.assertGreater(figures["matmul_flops_per_second"], 0)
+            for spread in (*figures["phase_seconds"].values(), figures["exposed_communication_seconds"]):
+                self.assertTrue(0 <= spread["min"] <= spread["mean"] <= spread["max"])
+            self.assertEqual(figures["phase_seconds"]["attention"]["host"], socket.gethostname())
+        self.assertFalse((self.out / "metrics.prom").exists())
+        (self.dir / "elsewhere.prom").rename(self.out / "metrics.prom")
+        told = self.prometheus()
+        self.assertEqual(told["longhalo_documents_total"], [({"command": "infer", "job": "local"}, 1)])
+        self.assertEqual(told["longhalo_document_tokens"][0][1], next(iter(records.values()))["sequence_tokens"])
+
+    def test_a_link_with_errors_is_named(self):
+        counters = self.dir / "infiniband" / "mlx5_3" / "ports" / "2" / "counters"
+        counters.mkdir(parents=True)
+        (counters / "symbol_error").write_text("40\n")
+        (counters / "port_rcv_data").write_text("1\n")
+        run = self.start_long("--set", f"telemetry.link_counters={self.dir / 'infiniband'}")
+        run.wait_for(lambda: self.first("step"), "step", 60)
+        self.assertIsNone(self.first("link_errors"), "40 errors are of the time before")
+        (counters / "port_rcv_data").write_text("2\n")
+        (counters / "symbol_error").write_text("43\n")
+        record = run.wait_for(lambda: self.first("link_errors"), "word of the link", 60)
+        self.assertEqual({k: record[k] for k in ("host", "device", "port", "counter", "added", "count")},
+                         {"host": socket.gethostname(), "device": "mlx5_3", "port": "2", "counter": "symbol_error",
+                          "added": 3, "count": 43})
+        self.stop(run)
+        self.assertEqual(len(self.metrics("link_errors")), 1)
+        warning = f"a network link of host {socket.gethostname()} has errors: mlx5_3 port 2: symbol_error +3 (now 43)"
+        self.assertEqual(run.err.count(warning), 1, f"once, not once a rank:\n{run.err}")
+        ((labels, errors),) = self.prometheus()["longhalo_link_errors_total"]
+        self.assertEqual((labels["device"], labels["port"], labels["counter"], errors), ("mlx5_3", "2", "symbol_error", 3))
+
+    def test_a_slow_rank_is_named(self):
+        """A rank that gets a fifth of the time, as if its core were throttled."""
+        run = self.start_long("--set", "train.log_every=4", "--set", "telemetry.straggler_ratio=1.5")
+        run.wait_for(lambda: self.first("step"), "step", 60)
+        slow = run.wait_for(lambda: [p for p in run.alive() if _rank_of(p) == 1], "rank 1")[0]
+
+        def hold_up():
+            os.kill(slow, signal.SIGSTOP)
+            time.sleep(0.04)
+            os.kill(slow, signal.SIGCONT)
+            time.sleep(0.01)
+            return self.first("straggler", rank=1, slow=True)
+
+        record = run.wait_for(hold_up, "word of the slow rank", 60)
+        self.assertEqual(record["host"], socket.gethostname())
+        self.assertGreater(record["ratio"], 1.5)
+        run.wait_for(lambda: self.first("straggler", rank=1, slow=False), "word that it is well again", 60)
+        self.stop(run)
+        self.assertIn(f"rank 1 on host {socket.gethostname()} is slow", run.err)
+        self.assertIn(f"rank 1 on host {socket.gethostname()} is as fast as the others again", run.err)
+
+
+def _rank_of(pid):
+    for entry in open(f"/proc/{pid}/environ", "rb").read().split(b"\0"):
+        if entry.startswith(b"OMPI_COMM_WORLD_RANK="):
+            return int(entry.split(b"=")[1])
+    return None
+
+
+@unittest.skipUnless(matplotlib, "this Python has no matplotlib; scripts/setup.sh installs it")
+class Report(TelemetryCase):
+    """scripts/report.py RUN."""
+
+    def report(self, *arguments):
+        return subprocess.run([sys.executable, SOURCE / "scripts" / "report.py", *arguments], capture_output=True, text=True,
+                              timeout=120)
+
+    def page(self, folder, *titles):
+        done = self.report(folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        page = (folder / "report.html").read_text()
+        for title in titles:
+            self.assertIn(f"<h2>{title}</h2><figure>", page)
+        pictures = re.findall(r'src="([^"]*)"', page)
+        self.assertEqual(len(pictures), page.count("<figure>"))
+        for picture in pictures:
+            self.assertTrue(picture.startswith("data:image/png;base64,"), "the page stands alone")
+            self.assertEqual(base64.b64decode(picture.split(",")[1], validate=True)[:8], b"\x89PNG\r\n\x1a\n")
+        self.assertNotRegex(page, r"(href|src)=\"?(https?:|/)|<script|<link|@import")
+        return page
+
+    def test_training(self):
+        self.train_well(self.training(train={"steps": 12, "checkpoint_every": 4, "validate_every": 4}))
+        with open(self.out / "metrics.jsonl", "a") as metrics:
+            metrics.write(json.dumps({"event": "link_errors", "seconds": 1, "host": "<node>", "device": "mlx5_0", "port": "1",
+                                      "counter": "symbol_error", "added": 3, "count": 4}) + '\n{"event":"st')
+        page = self.page(self.out, "Loss", "Speed", "Phases over ranks", "Bytes moved", "Halo bandwidth", "Memory",
+                         "Checkpoints")
+        self.assertIn("&lt;node&gt;, mlx5_0 port 1: symbol_error +3", page)
+        self.assertNotIn("<node>", page)
+        picture = self.dir / "overview.png"
+        elsewhere = self.dir / "page.html"
+        done = self.report(self.out, "--output", elsewhere, "--picture", picture)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(picture.read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
+        self.assertIn("<h2>Loss</h2>", elsewhere.read_text())
+
+    def test_inference(self):
+        self.succeed(self.config(input={"documents": [str(self.document), str(self.write("b.txt", tiny_model.document(80)))]}))
+        self.page(self.out, "Perplexity by position", "Speed", "Phases over ranks", "Halo bandwidth", "Memory")
+        shutil.rmtree(self.out / "arrays")
+        self.assertNotIn("Perplexity by position", self.page(self.out, "Speed"))
+
+    def test_what_is_no_run(self):
+        for folder, word in ((self.dir, "neither metrics.jsonl nor results.jsonl"), (self.dir / "absent", "is not a folder")):
+            done = self.report(folder)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(word, done.stderr)
+            self.assertIn("remedy: ", done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
