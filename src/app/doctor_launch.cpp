@@ -151,11 +151,12 @@ Fact config_fact(const Config& config) {
 
 std::vector<Fact> environment_facts(const Environment& environment) {
   std::vector<Fact> facts;
-  for (const auto& [name, value] : environment) {
+  for (const auto& variable : environment) {
+    const std::string& name = variable.first;
     const bool is_setting = name.starts_with("LONGHALO_") && name.find("__") != std::string::npos;
     const bool of_library = std::any_of(std::begin(kLibraryPrefixes), std::end(kLibraryPrefixes),
                                         [&](std::string_view prefix) { return name.starts_with(prefix); });
-    if (is_setting || of_library) facts.push_back({"environment", name, value, Verdict::kWarn});
+    if (is_setting || of_library) facts.push_back({"environment", name, variable.second, Verdict::kWarn});
   }
   return facts;
 }

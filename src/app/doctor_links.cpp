@@ -122,7 +122,7 @@ PairWay host_pair_way(const MpiSession& session, int64_t most) {
   };
   const auto memory = std::make_shared<Memory>(
       Memory{halo_pattern(session.rank(), most), HostBuffer<uint8_t>(most, "a message")});
-  const MPI_Comm comm = session.comm();
+  MPI_Comm comm = session.comm();
   return {
       "MPI, host memory",
       [memory, comm](int peer, int64_t bytes, int64_t turns) {

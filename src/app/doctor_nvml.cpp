@@ -189,7 +189,7 @@ std::vector<GpuPair> Nvml::pairs(const std::vector<GpuState>& gpus) const {
   for (size_t i = 0; i < gpus.size(); ++i) {
     for (size_t j = i + 1; j < gpus.size(); ++j) {
       if (gpus[i].uuid == gpus[j].uuid) continue;  // shared by two ranks
-      const Handle first = handle_of(gpus[i].uuid), second = handle_of(gpus[j].uuid);
+      Handle first = handle_of(gpus[i].uuid), second = handle_of(gpus[j].uuid);
       GpuPair pair{gpus[i].index, gpus[j].index, {}, {}, {}};
       int value = 0;
       if (ancestor != nullptr && ancestor(first, second, &value) == kSuccess) pair.ancestor = value;
