@@ -46,6 +46,16 @@ TrainingSettings TrainingSettings::of(const Config& config, const std::string& a
   return settings;
 }
 
+json model_numbers(const ModelConfig& model) {
+  json numbers{{"rope_theta", model.rope_theta},
+               {"rms_norm_eps", model.rms_norm_epsilon},
+               {"tie_word_embeddings", model.tied_embeddings}};
+  if (const auto& scaling = model.rope_scaling)
+    numbers["rope_scaling"] = {scaling->factor, scaling->low_freq_factor, scaling->high_freq_factor,
+                               scaling->original_max_position_embeddings};
+  return numbers;
+}
+
 json job_state_of(const TrainingState& state, const TrainingSettings& settings) {
   return {{"step", state.step},
           {"sequences", state.sequences},

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "config/config.hpp"
+#include "model/model_config.hpp"
 
 namespace longhalo {
 
@@ -27,6 +28,10 @@ struct TrainingSettings {
   static TrainingSettings of(const Config& config, const std::string& attention,
                              const std::string& parameters, const std::string& data);
 };
+
+/// What a model computes with beside its arrays: with another of these, the same weights are another
+/// function.
+nlohmann::json model_numbers(const ModelConfig& model);
 
 nlohmann::json job_state_of(const TrainingState& state, const TrainingSettings& settings);
 

@@ -197,6 +197,11 @@ class TrainResumed(ResumingCase):
         refused("train.seed was 0, is 1", seed=1)
         refused("train.sequence_tokens was 160, is 120", "train.validation_share was 0.2, is 0.1", sequence_tokens=120,
                 validation_share=0.1)
+        # The same arrays, which are another function.
+        model = self.own_model(shape={"rope_theta": 500.0})
+        job = self.resuming({**self.job, "model": {"path": str(model)}})
+        self.assert_refused(self.train(job), "another training job", '"rope_theta":10000.0', '"rope_theta":500.0')
+        self.assert_untouched(before)
         (self.dir / "text.txt").write_text("Another text. " * 400)
         refused("the training data was")
 
