@@ -47,7 +47,10 @@ double gb_per_second(const PairTime& pair, int64_t bytes) {
 
 std::string shown(double value) {
   std::ostringstream out;
-  out << std::setprecision(3) << value;
+  if (value < 1000)
+    out << std::setprecision(3) << value;
+  else
+    out << std::fixed << std::setprecision(0) << value;
   return out.str();
 }
 
@@ -229,14 +232,14 @@ std::string matrix_text(const std::vector<PairTime>& pairs, int ranks, int64_t b
   std::ostringstream out;
   out << "       ";
   for (int column = 0; column < printed; ++column)
-    out << std::setw(8) << column;
+    out << std::setw(9) << column;
   out << '\n';
   for (int row = 0; row < printed; ++row) {
     out << std::setw(7) << row;
     for (int column = 0; column < printed; ++column) {
       const auto r = static_cast<size_t>(row), c = static_cast<size_t>(column);
       const nlohmann::json& cell = (column > row ? json["gb_per_second"] : json["latency_seconds"])[r][c];
-      out << std::setw(8) << (cell.is_null() ? "-" : shown(cell.get<double>() * (column > row ? 1 : 1e6)));
+      out << std::setw(9) << (cell.is_null() ? "-" : shown(cell.get<double>() * (column > row ? 1 : 1e6)));
     }
     out << '\n';
   }

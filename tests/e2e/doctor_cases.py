@@ -3,10 +3,11 @@ with its remedy, and decides the exit code. GPUs are those of a stand-in for NVM
 
 import json
 import os
+import subprocess
 
 import yaml
 
-from harness import Case, Run
+from harness import EXECUTABLE, MPIEXEC, Case, Run
 
 FAKE_NVML = os.environ.get("LONGHALO_FAKE_NVML_LIBRARY", "")
 KINDS = {"check", "where", "found", "wanted", "verdict", "remedy", "found_by"}
@@ -107,6 +108,34 @@ class Doctor(Case):
         self.assertEqual(row["verdict"], "fail")
         self.assertIn("/proc/longhalo", row["where"])
 
+    def on_two_hosts(self, on_second, *arguments):
+        """Rank 0 here; ranks 1 and 2 on a host "second" with mounts of its own, after the commands `on_second`."""
+        here = ["doctor", "--json", self.dir / "two.json", "--set", "doctor.halo_bytes=4096", "--set",
+                "doctor.disk_bytes=1048576", "--set", f"activations.directory={self.dir}", *arguments]
+        enter = ["unshare", "--uts", "--mount"]
+        if subprocess.run([*enter, "true"], capture_output=True).returncode != 0:
+            self.skipTest("namespaces of one's own need root (unshare --uts --mount)")
+        run = Run(here, ranks=0, before=[MPIEXEC, "--oversubscribe", "--bind-to", "none", "-n", "1", EXECUTABLE,
+                                         *map(str, here), ":", "-n", "2", *enter, "sh", "-ec",
+                                         f'hostname second; {on_second}; exec "$@"', "sh"]).wait(90)
+        return json.loads((self.dir / "two.json").read_text()), run
+
+    def test_hosts_that_differ(self):
+        out = self.dir / "results"
+        out.mkdir()
+        report, run = self.on_two_hosts(f"mount -t tmpfs -o size=64M none {out}; export NCCL_DEBUG=INFO",
+                                        "--set", f"output.directory={out}")
+        self.assertEqual(run.code, 2, run.out + run.err)
+        self.assertEqual([name == "second" for name in report["hosts"]], [False, True, True])
+        blind = [row for row in self.rows(report, "output folder") if row["where"] == "job"]
+        self.assertEqual([row["verdict"] for row in blind], ["fail"])
+        self.assertIn("1 host does not see what rank 0 writes: second", blind[0]["found"])
+        unlike = [row for row in self.rows(report, "environment") if row["verdict"] == "warn"]
+        self.assertEqual([row["where"] for row in unlike], ["NCCL_DEBUG of 2 ranks"])
+        self.assertIn("mpirun -x NAME", unlike[0]["remedy"])
+        self.assertEqual({row["where"] for row in self.rows(report, "halo bandwidth")},
+                         {"within a host", "between hosts"})
+
     def port(self, device, state="4: ACTIVE", rate="400 Gb/sec (4X NDR)", **counters):
         folder = self.dir / "sys" / "class" / "infiniband" / device / "ports" / "1"
         (folder / "counters").mkdir(parents=True)
@@ -151,13 +180,13 @@ class Doctor(Case):
 
     def test_a_check_that_does_not_end(self):
         """A rank that is stopped in the middle: the others give up in time, and say where."""
-        run = Run(["doctor", "--set", f"activations.directory={self.dir}", "--set", "doctor.patience_seconds=2",
+        run = Run(["doctor", "--set", f"activations.directory={self.dir}", "--set", "doctor.patience_seconds=10",
                    "--set", "doctor.halo_bytes=8", "--set", "doctor.sysfs=/nonexistent",
                    "--set", f"doctor.json={self.dir / 'none.json'}"], ranks=2,
                   environment={"LONGHALO_DOCTOR__NVML": self.hanging_library()})
         run.wait(60)
         self.assertEqual(run.code, 2, run.err)
-        self.assertIn("was not over after 2 s", run.err)
+        self.assertIn("was not over after 10 s", run.err)
         self.assertRegex(run.err, "the check '(host|transport)'")  # the rank that hangs, or the one that waits for it
         self.assertIn("doctor.patience_seconds", run.err)
         run.wait_gone()

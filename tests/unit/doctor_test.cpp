@@ -220,10 +220,9 @@ TEST(DoctorLinks, TheMatrixIsSymmetricWithHoles) {
   EXPECT_DOUBLE_EQ(json["gb_per_second"][1][2], 4);
   EXPECT_TRUE(json["gb_per_second"][0][2].is_null());
   EXPECT_TRUE(json["latency_seconds"][1][1].is_null());
-  EXPECT_EQ(
-      matrix_text(pairs, 3, kBytes),
-      "              0       1       2\n      0       -       2       -\n      1       1       -       4\n"
-      "      2       -       3       -\n");
+  EXPECT_EQ(matrix_text(pairs, 3, kBytes),
+            "               0        1        2\n      0        -        2        -\n"
+            "      1        1        -        4\n      2        -        3        -\n");
 }
 
 LinkPort port(const char* device, std::map<std::string, int64_t> counters, const char* state = "4: ACTIVE",
