@@ -76,6 +76,12 @@ def _smooth(values):
     return np.convolve(padded, np.ones(width) / width, mode="valid")
 
 
+def _plain_numbers(axes):
+    """2, 3, 4, 10 in place of powers of ten."""
+    for kind in ("major", "minor"):
+        getattr(axes.yaxis, f"set_{kind}_formatter")(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 0.5)))
+
+
 def _few(values, most=4):
     """Of the largest mean, at most so many keys; what is always 0 is left out."""
     kept = [(key, pair) for key, pair in values.items() if len(pair[1]) and np.nanmax(pair[1]) > 0]
@@ -95,7 +101,8 @@ def _train_plots(job):
                   "others.", lambda axes: _phases(axes, steps))]
     moved = {kind: _series(steps, "bytes", kind) for kind in _keys(steps, "bytes")}
     if _few(moved):
-        found.append(Plot("Bytes moved", "Received by all ranks a step, or put to and fetched from the activation store.",
+        found.append(Plot("Bytes moved", "Received by all ranks a step, or put to and fetched from the activation store. "
+                          "What a validation moves counts for the step after it.",
                           lambda axes: _bytes(axes, steps, moved)))
     bandwidth = {kind: _series(steps, "bandwidth", kind) for kind in _keys(steps, "bandwidth")}
     if _few(bandwidth):
@@ -161,8 +168,9 @@ def _phases(axes, steps):
         if not spreads:
             continue
         stats = [np.median([(p[k] if isinstance(p, dict) else p) / n for p, n in spreads]) for k in ("min", "mean", "max")]
-        if stats[2] > 0:
-            rows.append((name, *stats))
+        rows.append((name, *stats))
+    longest = max(row[3] for row in rows)
+    rows = [row for row in rows if row[3] > 1e-4 * longest]
     for at, (name, low, mean, high) in enumerate(rows):
         axes.barh(at, mean, color=COLORS[0] if name in PHASES else COLORS[1], height=0.6)
         axes.plot([low, high], [at, at], color="#1d2733", linewidth=1.2, marker="|", markersize=7)
@@ -176,7 +184,8 @@ def _bytes(axes, steps, moved):
     for kind, (at, values) in _few(moved, 6):
         axes.plot(at, values / np.array([counts[step] for step in at]) / MB, label=kind.replace("_", " "))
     axes.set(xlabel="step", ylabel="MB a step", yscale="log")
-    axes.legend()
+    _plain_numbers(axes)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _bandwidth(axes, bandwidth):
@@ -288,8 +297,7 @@ def _perplexity(axes, scores):
     shown = counts > 0
     axes.plot(edges[1:][shown], np.exp(sums[shown] / counts[shown]), "o-", color="#1d2733", markersize=3)
     axes.set(xlabel="position, tokens", ylabel="perplexity", xscale="log", yscale="log")
-    for kind in ("major", "minor"):  # 2, 3, 4, 10 in place of powers of ten
-        getattr(axes.yaxis, f"set_{kind}_formatter")(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 0.5)))
+    _plain_numbers(axes)
     if 1 < len(scores) <= 12:
         axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
 

@@ -1,7 +1,8 @@
 // Which ranks are slow, told by how long each of them computes: a throttled GPU, or a host that something
 // else uses, holds up all ranks, since they wait for each other in every layer. A rank is a straggler when it
-// takes `ratio` times as long as the median rank, altogether and for its share of the work (shards may differ),
-// in several records in a row; it is none any more when it did not in as many. One slow record is noise.
+// takes `ratio` times as long as the median rank, altogether and for its share of the work (shards may
+// differ), in several records in a row; it is none any more when it did not in as many. One slow record is
+// noise.
 #pragma once
 
 #include <cstdint>
