@@ -23,7 +23,7 @@ except ImportError:
     matplotlib = None
 
 # Long enough to be met by what a test does meanwhile; tests end these jobs by a signal.
-MANY_STEPS = 4000
+MANY_STEPS = 100000
 
 
 class TelemetryCase(TrainingCase):
@@ -155,16 +155,18 @@ class Telemetry(TelemetryCase):
         self.assertEqual((labels["device"], labels["port"], labels["counter"], errors), ("mlx5_3", "2", "symbol_error", 3))
 
     def test_a_slow_rank_is_named(self):
-        """A rank that gets a fifth of the time, as if its core were throttled."""
-        run = self.start_long("--set", "train.log_every=4", "--set", "telemetry.straggler_ratio=1.5")
+        """A rank that has a fifth of the time, as if its core were throttled."""
+        run = self.start_long("--set", "telemetry.straggler_ratio=1.5", sequence_tokens=1024, log_every=8)
         run.wait_for(lambda: self.first("step"), "step", 60)
         slow = run.wait_for(lambda: [p for p in run.alive() if _rank_of(p) == 1], "rank 1")[0]
 
         def hold_up():
-            os.kill(slow, signal.SIGSTOP)
-            time.sleep(0.04)
-            os.kill(slow, signal.SIGCONT)
-            time.sleep(0.01)
+            # For less time than a step takes, so that no part of a step is spared.
+            for _ in range(25):
+                os.kill(slow, signal.SIGSTOP)
+                time.sleep(0.008)
+                os.kill(slow, signal.SIGCONT)
+                time.sleep(0.002)
             return self.first("straggler", rank=1, slow=True)
 
         record = run.wait_for(hold_up, "word of the slow rank", 60)
