@@ -1,7 +1,7 @@
 // longhalo: parse, dispatch, exit code. The jobs themselves are told in src/app, one file a subcommand.
 //
 // Exit codes: 0 done, 1 a fault of LongHalo, 2 bad config or input, 75 stopped on request with its state
-// saved.
+// saved, 76 a rank waited for too long.
 #include <csignal>
 #include <exception>
 
@@ -14,8 +14,10 @@
 #include "app/train.hpp"
 #include "app/training_setup.hpp"
 #include "comm/mpi_session.hpp"
+#include "comm/watchdog.hpp"
 #include "core/error.hpp"
 #include "core/log.hpp"
+#include "core/waiting.hpp"
 
 namespace longhalo {
 namespace {
@@ -30,8 +32,11 @@ Config shared_config(const MpiSession& session, const CommandLine& command) {
   return load_config_text(command.subcommand, yaml, "the effective config");
 }
 
-ExitCode run(const MpiSession& session, const CommandLine& command) {
+ExitCode run(MpiSession& session, const CommandLine& command) {
   const Config config = shared_config(session, command);
+  session.set_check_operations(config.run.check_operations);
+  set_deadline_seconds(config.run.deadline_seconds);
+  const Watchdog watchdog(session.rank(), session.host(), JobSignals::has_stop_signal);
   if (command.print_config) {
     if (session.is_root()) print_text(dump_yaml(config));
     return ExitCode::kDone;

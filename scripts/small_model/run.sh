@@ -21,6 +21,7 @@ again with the same settings. What is wanted is taken from the environment:
   SHORT_SEQUENCE  bytes of a short sequence (16384)     SEQUENCE  bytes of a long sequence (131072)
   RANKS           MPI ranks (1)                         DEVICE    auto, cpu, cuda (auto)
   VARIANTS        of window landmarks_from_0 landmarks pyramid dense (all of them, in this order)
+  WINDOW          bytes that are seen exactly, but in dense (1024)
   EVALUATE        bytes of a held-out book that are read (8 x SEQUENCE)
   RESULTS         folder (results/small_model)          CORPUS    corpus folder, or its .tar.xz (RESULTS/corpus)
   LONGHALO        executable (build/release/longhalo)   PYTHON    with numpy and h5py (.venv/bin/python)
@@ -41,6 +42,7 @@ STEPS=${STEPS:-400}
 SEQUENCE=${SEQUENCE:-131072}
 RANKS=${RANKS:-1}
 DEVICE=${DEVICE:-auto}
+WINDOW=${WINDOW:-1024}
 VARIANTS=${VARIANTS:-window landmarks_from_0 landmarks pyramid dense}
 EVALUATE=${EVALUATE:-$((8 * SEQUENCE))}
 RESULTS=${RESULTS:-results/small_model}
@@ -53,10 +55,10 @@ TOKENIZER=data/byte_tokenizer
 # The variants differ in nothing but this.
 attention_of() {
   case $1 in
-    window) bands='[[1, 0, 1024]]' bias=-3 ;;
-    landmarks_from_0) bands='[[1, 0, 1024], [64, 1024, inf]]' bias=0 ;;
-    landmarks) bands='[[1, 0, 1024], [64, 1024, inf]]' bias=-3 ;;
-    pyramid) bands='[[1, 0, 1024], [16, 1024, 8192], [128, 8192, inf]]' bias=-3 ;;
+    window) bands="[[1, 0, $WINDOW]]" bias=-3 ;;
+    landmarks_from_0) bands="[[1, 0, $WINDOW], [64, $WINDOW, inf]]" bias=0 ;;
+    landmarks) bands="[[1, 0, $WINDOW], [64, $WINDOW, inf]]" bias=-3 ;;
+    pyramid) bands="[[1, 0, $WINDOW], [16, $WINDOW, 8192], [128, 8192, inf]]" bias=-3 ;;
     dense) bands='[[1, 0, inf]]' bias=-3 ;;
     *) die "there is no variant $1; there are window, landmarks_from_0, landmarks, pyramid and dense" ;;
   esac
@@ -96,7 +98,7 @@ train() {
 
 train_variant() {
   local folder=$RESULTS/$1 more
-  local note="corpus $corpus_sum, $SHORT_STEPS steps of $SHORT_SEQUENCE $SHORT_SETTINGS $SETTINGS"
+  local note="corpus $corpus_sum, bands $bands, $SHORT_STEPS steps of $SHORT_SEQUENCE $SHORT_SETTINGS $SETTINGS"
   read -ra more <<<"$SETTINGS $SHORT_SETTINGS"
   train "$1, short" "$folder/short" "$note" configs/train_small.yaml "$SHORT_STEPS" "$SHORT_SEQUENCE" \
     --set attention.landmark_bias="$bias" "${more[@]}"

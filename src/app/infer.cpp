@@ -18,6 +18,7 @@
 #include "core/clock.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "model/prefill.hpp"
 #include "storage/results.hpp"
 #include "storage/sha256.hpp"
@@ -124,6 +125,7 @@ bool InferJob::asked_to_stop() const {
 }
 
 void InferJob::read_document(int64_t index) {
+  at_work("document", index + 1);
   const Work work = share_work(session_, session_.is_root() ? remaining_work(index) : Work{});
   if (work.nothing()) return;
 

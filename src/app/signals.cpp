@@ -50,6 +50,10 @@ bool JobSignals::asked_to_stop() {
   return asked_to_stop_flag;
 }
 
+bool JobSignals::has_stop_signal() {
+  return asked_to_stop_flag;
+}
+
 bool JobSignals::take_asked_to_save() {
   return asked_to_save_flag.exchange(false);
 }

@@ -26,6 +26,8 @@ class JobSignals {
   /// Whether this rank was asked to stop, for good, by a signal or by the end of the job's time. Not to be
   /// called from several threads.
   static bool asked_to_stop();
+  /// Whether a signal asked for that. Any thread may ask.
+  static bool has_stop_signal();
   /// Whether this rank was asked to save its state since the last call.
   static bool take_asked_to_save();
 };

@@ -20,6 +20,7 @@
 #include "core/clock.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "model/prefill.hpp"
 #include "model/save_model.hpp"
 #include "model/training_engine.hpp"
@@ -273,6 +274,7 @@ void TrainJob::finish() {
 void TrainJob::step() {
   const Stopwatch watch;
   const int64_t number = state_.step + 1;
+  at_work("step", number);
   std::vector<PackedSequence> packed;
   session_.together([&] {
     for (int64_t i = 0; i < train_.accumulation; ++i)

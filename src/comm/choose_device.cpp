@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "comm/device_choice.hpp"
+
+#include "core/waiting.hpp"
 #include "device/device.hpp"
 
 namespace longhalo {
@@ -23,6 +25,7 @@ std::vector<Sight> sights_of_all(const MpiSession& session) {
   own.visible = visible_devices();
   if (own.visible > 0) device_info(0).uuid.copy(own.first_gpu, sizeof own.first_gpu - 1);
   std::vector<Sight> all(static_cast<size_t>(session.ranks()));
+  const Waiting waiting("the GPUs of all ranks");
   check_mpi(MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, session.comm()),
             "MPI_Allgather");
   return all;
@@ -51,6 +54,7 @@ int ranks_on_card(const MpiSession& session, const std::string& uuid) {
   std::vector<char> all(kLength * static_cast<size_t>(session.ranks()));
   char own[kLength] = {};
   uuid.copy(own, kLength - 1);
+  const Waiting waiting("the GPUs of all ranks");
   check_mpi(MPI_Allgather(own, kLength, MPI_CHAR, all.data(), kLength, MPI_CHAR, session.comm()),
             "MPI_Allgather");
   int sharing = 0;

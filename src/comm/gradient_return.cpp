@@ -44,6 +44,7 @@ GradientReturn::~GradientReturn() {
 }
 
 void GradientReturn::start(const KvRows& rows) {
+  session_.expect_same("gradients of keys and values on their way to their owners", row_elements_);
   check(requests_.empty(), "gradients are added before the next ones are sent");
   float* at = arrived_.data();
   for (const RowTransfer& receive : plan_.receives) {
@@ -80,7 +81,8 @@ void GradientReturn::poll() {
 }
 
 void GradientReturn::add(const KvRows& rows) {
-  wait_all(requests_, cost_);
+  wait_all(requests_, cost_, "gradients of keys and values on their way to their owners",
+           peers_of(plan_.sends, peers_of(plan_.receives)));
   requests_.clear();
   const float* at = arrived_.data();
   for (const RowTransfer& receive : plan_.receives) {

@@ -24,6 +24,7 @@ HaloExchange::~HaloExchange() {
 }
 
 void HaloExchange::start(const KvRows& rows) {
+  session_.expect_same("a halo of keys and values", row_elements_);
   check(requests_.empty(), "an exchange is waited for before it starts again");
   // Receives first, so that a message finds its place when it arrives.
   for (const RowTransfer& transfer : plan_.receives)
@@ -61,7 +62,7 @@ void HaloExchange::poll() {
 }
 
 void HaloExchange::wait() {
-  wait_all(requests_, cost_);
+  wait_all(requests_, cost_, "a halo of keys and values", peers_of(plan_.sends, peers_of(plan_.receives)));
   requests_.clear();
 }
 

@@ -15,6 +15,12 @@ TokenRange halo_of(const ShardPlan& shards, int rank, int64_t halo) {
 
 }  // namespace
 
+std::vector<int> peers_of(const std::vector<RowTransfer>& transfers, std::vector<int> peers) {
+  for (const RowTransfer& transfer : transfers)
+    if (std::find(peers.begin(), peers.end(), transfer.peer) == peers.end()) peers.push_back(transfer.peer);
+  return peers;
+}
+
 HaloPlan halo_plan(const ShardPlan& shards, int rank, int64_t halo) {
   check(halo >= 0, "a halo is not negative");
   HaloPlan plan;

@@ -24,6 +24,9 @@ struct HaloPlan {
   std::vector<RowTransfer> sends;
 };
 
+/// The ranks of these transfers, each once. Pure.
+std::vector<int> peers_of(const std::vector<RowTransfer>& transfers, std::vector<int> peers = {});
+
 /// The tokens [begin - halo, begin) before the shard of `rank`, clipped at 0; a rank that owns nothing wants
 /// nothing.
 HaloPlan halo_plan(const ShardPlan& shards, int rank, int64_t halo);

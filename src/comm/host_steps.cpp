@@ -2,6 +2,7 @@
 
 #include "core/error.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "device/cuda_check.hpp"
 
 namespace longhalo {
@@ -22,6 +23,7 @@ void HostSteps::run(void* data) noexcept {
   if (!failure.happened.load()) {
     std::string words;
     try {
+      const Waiting waiting(step.what);
       const int code = step.work();
       if (code != MPI_SUCCESS) words = text(step.what, " failed: ", mpi_words(code));
     } catch (const std::exception& error) {

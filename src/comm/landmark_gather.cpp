@@ -33,6 +33,7 @@ LandmarkGather::~LandmarkGather() {
 }
 
 void LandmarkGather::start(float* k, float* v) {
+  session_.expect_same("the landmarks of all ranks", segments_ * row_elements_);
   if (segments_ == 0 || session_.ranks() == 1) return;
   float* buffers[2] = {k, v};
   for (int i = 0; i < 2; ++i)
@@ -51,7 +52,7 @@ void LandmarkGather::poll() {
 }
 
 void LandmarkGather::wait() {
-  wait_all(requests_, cost_);
+  wait_all(requests_, cost_, "the landmarks of all ranks");
 }
 
 }  // namespace longhalo

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <string_view>
 
 #include "comm/message_parts.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 
 namespace longhalo {
 namespace {
@@ -73,6 +75,7 @@ std::vector<std::string> MpiSession::hosts() const {
   std::vector<char> own(MPI_MAX_PROCESSOR_NAME, '\0'), all(own.size() * static_cast<size_t>(ranks_));
   std::copy(host_.begin(), host_.end(), own.begin());
   const int width = static_cast<int>(own.size());
+  const Waiting waiting("the names of hosts");
   check_mpi(MPI_Allgather(own.data(), width, MPI_CHAR, all.data(), width, MPI_CHAR, comm_), "MPI_Allgather");
   std::vector<std::string> names;
   for (int r = 0; r < ranks_; ++r)
@@ -90,9 +93,11 @@ void MpiSession::together(const std::function<void()>& work) const {
     message = ending.message;
     code = ending.exit_code;
   }
+  expect_same("an agreement that all went well");
   const int none = std::numeric_limits<int>::max();
   int failed = code == ExitCode::kDone ? none : rank_;
   int first = none;
+  const Waiting waiting("an agreement that all went well");
   check_mpi(MPI_Allreduce(&failed, &first, 1, MPI_INT, MPI_MIN, comm_), "MPI_Allreduce");
   if (first == none) return;
   message = broadcast_text(*this, message, first);
@@ -103,18 +108,48 @@ void MpiSession::together(const std::function<void()>& work) const {
       code, first);
 }
 
+void MpiSession::expect_same(const char* operation, int64_t bytes) const {
+  if (!checks_operations_ || ranks_ == 1) return;
+  struct Told {
+    char operation[72] = {};
+    int64_t bytes = 0, number = 0;
+    bool operator==(const Told&) const = default;
+    std::string describe() const { return text("#", number, ", ", operation, ", ", bytes, " bytes"); }
+  };
+  Told own;
+  std::string_view(operation).copy(own.operation, sizeof own.operation - 1);
+  own.bytes = bytes, own.number = ++operations_;
+  std::vector<Told> all(static_cast<size_t>(ranks_));
+  {
+    const Waiting waiting("a comparison of operations");
+    check_mpi(MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, comm_),
+              "MPI_Allgather");
+  }
+  for (size_t rank = 1; rank < all.size(); ++rank)
+    if (all[rank] != all[0])
+      throw JointError(
+          text("the ranks do not do the same: rank 0 is at operation ", all[0].describe(), "; rank ", rank,
+               " at ", all[rank].describe(),
+               "\n  remedy: this is a fault of LongHalo, or the ranks run different builds of it"),
+          ExitCode::kInternalError, 0);
+}
+
 void MpiSession::abort(ExitCode exit_code) const {
   MPI_Abort(comm_, static_cast<int>(exit_code));
   std::_Exit(static_cast<int>(exit_code));  // MPI_Abort does not return; this keeps the promise if it did
 }
 
 void broadcast_bytes(const MpiSession& session, void* data, int64_t bytes, int root) {
+  session.expect_same("a broadcast", bytes);
   for_each_message(static_cast<char*>(data), bytes, [&](char* at, int count) {
+    const Waiting waiting("a broadcast");
     check_mpi(MPI_Bcast(at, count, MPI_BYTE, root, session.comm()), "MPI_Bcast");
   });
 }
 
 int64_t broadcast_count(const MpiSession& session, int64_t value, int root) {
+  session.expect_same("a broadcast of a count");
+  const Waiting waiting("a broadcast");
   check_mpi(MPI_Bcast(&value, 1, MPI_INT64_T, root, session.comm()), "MPI_Bcast");
   return value;
 }
@@ -127,16 +162,19 @@ std::string broadcast_text(const MpiSession& session, std::string value, int roo
 }
 
 std::vector<std::string> gather_text(const MpiSession& session, const std::string& value) {
-  constexpr int kTag = 71;
+  constexpr int kTag = 71, kRoot = 0;
+  session.expect_same("a text of each rank");
   std::vector<std::string> all;
   if (!session.is_root()) {
+    const Waiting waiting("a text of each rank", {&kRoot, 1});
     check(static_cast<int64_t>(value.size()) <= kLargestMessageBytes, "a gathered text is at most 1 GiB");
-    check_mpi(MPI_Send(value.data(), static_cast<int>(value.size()), MPI_CHAR, 0, kTag, session.comm()),
+    check_mpi(MPI_Send(value.data(), static_cast<int>(value.size()), MPI_CHAR, kRoot, kTag, session.comm()),
               "MPI_Send");
     return all;
   }
   all.push_back(value);
   for (int peer = 1; peer < session.ranks(); ++peer) {
+    const Waiting waiting("a text of each rank", {&peer, 1});
     MPI_Status status;
     check_mpi(MPI_Probe(peer, kTag, session.comm(), &status), "MPI_Probe");
     int size = 0;
@@ -150,20 +188,26 @@ std::vector<std::string> gather_text(const MpiSession& session, const std::strin
 }
 
 RankSpread spread_over_ranks(const MpiSession& session, double value) {
+  session.expect_same("a spread over ranks");
   double extremes[2] = {-value, value}, sum = 0;
+  const Waiting waiting("a spread over ranks");
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, extremes, 2, MPI_DOUBLE, MPI_MAX, session.comm()), "MPI_Allreduce");
   check_mpi(MPI_Allreduce(&value, &sum, 1, MPI_DOUBLE, MPI_SUM, session.comm()), "MPI_Allreduce");
   return {-extremes[0], sum / session.ranks(), extremes[1]};
 }
 
 int64_t sum_over_ranks(const MpiSession& session, int64_t value) {
+  session.expect_same("a sum over ranks");
   int64_t sum = 0;
+  const Waiting waiting("a sum over ranks");
   check_mpi(MPI_Allreduce(&value, &sum, 1, MPI_INT64_T, MPI_SUM, session.comm()), "MPI_Allreduce");
   return sum;
 }
 
 uint64_t bits_of_ranks(const MpiSession& session, uint64_t bits) {
+  session.expect_same("an agreement between ranks");
   uint64_t all = 0;
+  const Waiting waiting("an agreement between ranks");
   check_mpi(MPI_Allreduce(&bits, &all, 1, MPI_UINT64_T, MPI_BOR, session.comm()), "MPI_Allreduce");
   return all;
 }

@@ -55,6 +55,13 @@ class MpiSession {
   /// Runs `work` on this rank; when it throws on any rank, throws the same JointError on all. Collective.
   void together(const std::function<void()>& work) const;
 
+  /// From here on expect_same() compares; the same on all ranks.
+  void set_check_operations(bool checks) { checks_operations_ = checks; }
+  /// Before an operation of all ranks: where it is not the same on all (its name, the bytes), throws a
+  /// JointError that names the first rank that differs. Collective, or nothing without
+  /// set_check_operations().
+  void expect_same(const char* operation, int64_t bytes = 0) const;
+
   /// Ends all ranks with `exit_code`; returns never.
   [[noreturn]] void abort(ExitCode exit_code) const;
 
@@ -66,6 +73,8 @@ class MpiSession {
   int rank_ = 0, ranks_ = 1, local_rank_ = 0, local_ranks_ = 1;
   int thread_level_ = MPI_THREAD_SINGLE;
   std::string host_;
+  bool checks_operations_ = false;
+  mutable int64_t operations_ = 0;  // compared so far
 };
 
 /// Throws InvariantError with MPI's own words unless `code` is MPI_SUCCESS.

@@ -21,6 +21,7 @@
 #include "comm/owned_comm.hpp"
 #include "comm/transport_attempt.hpp"
 #include "core/error.hpp"
+#include "core/waiting.hpp"
 #include "device/cuda_check.hpp"
 #include "device/device_buffer.hpp"
 #include "device/stream.hpp"
@@ -62,6 +63,7 @@ class MpiTransport final : public Transport {
     begin_broadcast(bytes, root);
     check_cuda(cudaStreamSynchronize(stream), "waiting for a stream");
     for_each_message(static_cast<uint8_t*>(data), bytes, [&](uint8_t* at, int count) {
+      const Waiting waiting("a broadcast between GPUs by MPI");
       check_mpi(MPI_Bcast(at, count, MPI_BYTE, root, comm_.get()), "MPI_Bcast of GPU memory");
     });
   }
@@ -82,6 +84,7 @@ class MpiTransport final : public Transport {
     };
     post(receives, MPI_Irecv, "MPI_Irecv of GPU memory");
     post(sends, MPI_Isend, "MPI_Isend of GPU memory");
+    const Waiting waiting("a halo between GPUs by MPI");
     check_mpi(MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE),
               "MPI_Waitall");
   }

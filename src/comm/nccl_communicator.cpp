@@ -13,14 +13,21 @@
 #include "core/error.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "device/cuda_check.hpp"
 
 namespace longhalo {
 namespace {
 
 constexpr double kInitSeconds = 120;
-constexpr double kCallSeconds = 300;  // a peer may come late to the first message, after its own loading
 constexpr double kEndSeconds = 20, kAbortSeconds = 10;
+
+// A peer may come late to the first message, after its own loading.
+double call_seconds() {
+  constexpr double kForEver = 1e9;
+  const double deadline = deadline_seconds();
+  return deadline > 0 ? deadline : kForEver;
+}
 
 ncclResult_t state_of(ncclComm_t comm) {
   ncclResult_t state = ncclSuccess;
@@ -93,8 +100,16 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 void NcclCommunicator::settle(ncclResult_t result, std::string_view call) {
-  if (result == ncclInProgress) result = settled_state(comm_, kCallSeconds);
+  if (result == ncclInProgress) result = settled_state(comm_, call_seconds());
   if (result != ncclSuccess) fail(result, call);
+}
+
+std::string NcclCommunicator::fault() const {
+  if (comm_ == nullptr) return {};
+  const ncclResult_t state = state_of(comm_);
+  return state == ncclSuccess || state == ncclInProgress
+             ? std::string()
+             : text("NCCL says of the messages between the GPUs: ", nccl_words(state, comm_));
 }
 
 void NcclCommunicator::check_health() {
@@ -104,7 +119,7 @@ void NcclCommunicator::check_health() {
 
 void NcclCommunicator::fail(ncclResult_t result, std::string_view call) {
   healthy_ = false;
-  const std::string said = result == ncclInProgress ? text(call, " was not through within ", kCallSeconds,
+  const std::string said = result == ncclInProgress ? text(call, " was not through within ", call_seconds(),
                                                            " s: a rank did not come")
                                                     : text(call, " failed: ", nccl_words(result, comm_));
   if (result == ncclInvalidArgument || result == ncclInvalidUsage)

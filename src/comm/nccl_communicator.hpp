@@ -27,6 +27,8 @@ class NcclCommunicator {
   /// failed.
   void settle(ncclResult_t result, std::string_view call);
   void check_health();
+  /// What NCCL says is wrong, or nothing. Any thread may ask.
+  std::string fault() const;
   /// From here on the destructor aborts and does not wait for the other ranks.
   void abandon() noexcept { healthy_ = false; }
 

@@ -7,6 +7,7 @@
 #include "comm/transport_attempt.hpp"
 #include "core/error.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 
 namespace longhalo {
 namespace {
@@ -34,6 +35,7 @@ class NcclTransport final : public Transport {
 
   int rank_, ranks_;
   NcclCommunicator communicator_;
+  HealthCheck health_{[this] { return communicator_.fault(); }};
 };
 
 template <class Queue>
@@ -113,6 +115,7 @@ std::string shared_gpu_objection(const MpiSession& session, const DeviceInfo& de
   char own[kWidth] = {};
   device.uuid.copy(own, kWidth - 1);
   std::vector<char> all(static_cast<size_t>(session.ranks()) * kWidth);
+  const Waiting waiting("the GPUs of all ranks");
   check_mpi(MPI_Allgather(own, kWidth, MPI_CHAR, all.data(), kWidth, MPI_CHAR, session.comm()),
             "MPI_Allgather");
   for (int peer = 0; peer < session.rank(); ++peer)

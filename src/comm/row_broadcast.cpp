@@ -12,6 +12,7 @@ RowBroadcast::RowBroadcast(const MpiSession& session, const ShardPlan& shards, T
     : session_(session), parts_(rows_by_owner(shards, range)), row_elements_(row_elements) {}
 
 void RowBroadcast::start(const KvRows& own, const KvRows& all) {
+  session_.expect_same("the context's keys and values", row_elements_);
   check(requests_.empty(), "a broadcast is waited for before it starts again");
   for (const RowTransfer& part : parts_) {
     const int64_t elements = part.range.size() * row_elements_;
@@ -36,7 +37,7 @@ void RowBroadcast::start(const KvRows& own, const KvRows& all) {
 }
 
 void RowBroadcast::wait() {
-  wait_all(requests_, cost_);
+  wait_all(requests_, cost_, "the context's keys and values from their owners", peers_of(parts_));
   requests_.clear();
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/clock.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "device/device_buffer.hpp"
 #include "device/stream.hpp"
 
@@ -80,6 +81,7 @@ std::string first_objection(const MpiSession& session, const std::string& own) {
   const int none = std::numeric_limits<int>::max();
   const int mine = own.empty() ? none : session.rank();
   int first = none;
+  const Waiting waiting("an agreement on the transport");
   check_mpi(MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, session.comm()), "MPI_Allreduce");
   if (first == none) return "";
   return broadcast_text(session, text(own, " (rank ", session.rank(), " on ", session.host(), ")"), first);

@@ -9,10 +9,14 @@
 #include "comm/comm_cost.hpp"
 #include "comm/mpi_session.hpp"
 #include "core/clock.hpp"
+#include "core/waiting.hpp"
 
 namespace longhalo {
 
-inline void wait_all(std::span<MPI_Request> requests, CommCost& cost) {
+/// `operation` and `ranks` as for Waiting.
+inline void wait_all(std::span<MPI_Request> requests, CommCost& cost, const char* operation,
+                     std::span<const int> ranks = {}) {
+  const Waiting waiting(operation, ranks);
   const Stopwatch watch;
   check_mpi(MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE),
             "MPI_Waitall");

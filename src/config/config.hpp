@@ -119,6 +119,8 @@ struct Config {
     ProgressMode progress = ProgressMode::kAuto;
     std::string log;                                // see log_path()
     std::optional<double> stop_before_end_seconds;  // empty ("auto"): see app/job_end.hpp
+    double deadline_seconds = 1800;                 // for which a rank may wait; 0 is for ever
+    bool check_operations = false;
     bool operator==(const Run&) const = default;
   };
 

@@ -119,6 +119,21 @@ void add_activation_keys(ConfigSchema& all) {
                          "/tmp. What killed jobs left in it is removed."));
 }
 
+void add_telemetry_keys(ConfigSchema& all) {
+  all.sections.push_back({"telemetry", "What a job tells of itself while it runs."});
+  all.keys.push_back(key("telemetry.prometheus", TextValue{}, FIELD(telemetry.prometheus),
+                         "File with the newest figures in Prometheus' text format, replaced as a whole at "
+                         "each record; for node_exporter a name that ends in .prom. Empty is metrics.prom in "
+                         "output.directory."));
+  all.keys.push_back(key("telemetry.link_counters", TextValue{}, FIELD(telemetry.link_counters),
+                         "Folder in which the kernel shows what the ports of network cards count. A count of "
+                         "errors that grows is a warning; empty looks nowhere."));
+  all.keys.push_back(
+      key("telemetry.straggler_ratio", RealNumber{0, 1000}, FIELD(telemetry.straggler_ratio),
+          "A rank whose own compute takes so many times as long as the median rank's, in three "
+          "records in a row, is named; 0 names none."));
+}
+
 void add_doctor_keys(ConfigSchema& all) {
   const auto whole = [](int64_t least, int64_t most) { return WholeNumber{least, most}; };
   constexpr int64_t kMostBytes = int64_t{1} << 40;
@@ -152,21 +167,6 @@ void add_doctor_keys(ConfigSchema& all) {
                          "NVIDIA's management library: a name that the loader finds, or a path."));
   all.keys.push_back(key("doctor.sysfs", TextValue{}, FIELD(doctor.sysfs),
                          "Where the kernel shows its modules and network adapters."));
-}
-
-void add_telemetry_keys(ConfigSchema& all) {
-  all.sections.push_back({"telemetry", "What a job tells of itself while it runs."});
-  all.keys.push_back(key("telemetry.prometheus", TextValue{}, FIELD(telemetry.prometheus),
-                         "File with the newest figures in Prometheus' text format, replaced as a whole at "
-                         "each record; for node_exporter a name that ends in .prom. Empty is metrics.prom in "
-                         "output.directory."));
-  all.keys.push_back(key("telemetry.link_counters", TextValue{}, FIELD(telemetry.link_counters),
-                         "Folder in which the kernel shows what the ports of network cards count. A count of "
-                         "errors that grows is a warning; empty looks nowhere."));
-  all.keys.push_back(
-      key("telemetry.straggler_ratio", RealNumber{0, 1000}, FIELD(telemetry.straggler_ratio),
-          "A rank whose own compute takes so many times as long as the median rank's, in three "
-          "records in a row, is named; 0 names none."));
 }
 
 ConfigSchema make_schema() {
@@ -281,6 +281,14 @@ ConfigSchema make_schema() {
       "run.stop_before_end_seconds", AutoOrNumber{{0, 1e6}}, FIELD(run.stop_before_end_seconds),
       "A job whose time is limited ($SLURM_JOB_END_TIME) saves its state and stops so early, and one more "
       "step or document, before its end. auto is 120, or a tenth of the job's time where that is less."));
+  all.keys.push_back(key(
+      "run.deadline_seconds", RealNumber{0, 1e7}, FIELD(run.deadline_seconds),
+      "How long a rank may wait in one operation for other ranks or for its GPU. Then it says at which step, "
+      "layer and operation, and for whom, and the job ends with exit code 76. 0 waits for ever. More than a "
+      "GPU takes for the layers of one sequence, and than a rank takes for one query's answer."));
+  all.keys.push_back(key("run.check_operations", Switch{}, FIELD(run.check_operations),
+                         "Before each operation of all ranks they compare what it is and how large, and name "
+                         "the first that differs. For finding faults: it costs a message each time."));
 
   add_train_keys(all);
   add_activation_keys(all);

@@ -12,8 +12,9 @@
 
 namespace longhalo {
 
-/// kRequeue: stopped on request with its state saved; the same command goes on from there.
-enum class ExitCode : int { kDone = 0, kInternalError = 1, kUserError = 2, kRequeue = 75 };
+/// kRequeue: stopped on request with its state saved; the same command goes on from there. kHung: a rank
+/// waited for longer than run.deadline_seconds.
+enum class ExitCode : int { kDone = 0, kInternalError = 1, kUserError = 2, kRequeue = 75, kHung = 76 };
 
 class UserError : public std::runtime_error {
  public:

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "device/cuda_check.hpp"
 #include "device/memory_pool.hpp"
 
@@ -98,6 +99,7 @@ int64_t Device::available_bytes() const {
 }
 
 void Device::synchronize() const {
+  const Waiting waiting("all that this rank's GPU was given");
   check_cuda(cudaDeviceSynchronize(), "waiting for the GPU");
 }
 

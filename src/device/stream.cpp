@@ -1,5 +1,7 @@
 #include "device/stream.hpp"
 
+#include "core/waiting.hpp"
+
 #include "device/cuda_check.hpp"
 
 namespace longhalo {
@@ -22,6 +24,7 @@ void Event::make_wait(cudaStream_t stream) const {
 }
 
 void Event::synchronize() const {
+  const Waiting waiting("this rank's GPU, for an event");
   check_cuda(cudaEventSynchronize(event_), "waiting for an event");
 }
 
@@ -51,6 +54,7 @@ Stream::~Stream() {
 }
 
 void Stream::synchronize() const {
+  const Waiting waiting("this rank's GPU, for a stream");
   check_cuda(cudaStreamSynchronize(stream_), "waiting for a stream");
 }
 

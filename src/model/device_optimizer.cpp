@@ -1,5 +1,7 @@
 #include "model/device_optimizer.hpp"
 
+#include "core/waiting.hpp"
+
 #include <algorithm>
 #include <cmath>
 
@@ -164,6 +166,7 @@ double DeviceOptimizer::finish_gradients() {
   for (const Event& event : free_)
     event.make_wait(compute_);
   squared_norm(compute_, sums_.size(), sums_.data(), norm_.data(), norm_workspace_.data());
+  const Waiting waiting("the norm of the gradient");
   double own = 0;
   to_host<double>({&own, 1}, norm_.data(), compute_);
   std::vector<double> squares(static_cast<size_t>(session_.ranks()));

@@ -4,6 +4,7 @@
 
 #include "core/clock.hpp"
 #include "core/error.hpp"
+#include "core/waiting.hpp"
 
 namespace longhalo {
 namespace {
@@ -89,6 +90,7 @@ std::optional<DeviceContext> DevicePrefill::run(std::span<const int32_t> tokens,
     layer_.embed(shard_.size(), own_tokens.data(), residual_.data());
   }
   for (int64_t layer = 0; layer < weights_.config.layers; ++layer) {
+    at_layer(layer);
     run_layer(layer, context ? &*context : nullptr);
     room_.transport.check_health();
   }
@@ -100,6 +102,7 @@ std::optional<DeviceContext> DevicePrefill::run(std::span<const int32_t> tokens,
     context->advance(shards_.tokens());
   }
   run_ahead_->finish();
+  const Waiting waiting("this rank's GPU, for the prefill");
   check_cuda(cudaStreamSynchronize(compute_), "prefill");
   check_cuda(cudaStreamSynchronize(communication_), "prefill");
   room_.transport.check_health();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/clock.hpp"
+#include "core/waiting.hpp"
 #include "kernels/embedding/embedding.hpp"
 
 namespace longhalo {
@@ -91,7 +92,10 @@ LossSums DeviceTrainingPass::forward_backward(const TrainingSequence& sequence, 
   const double waited = waited_seconds();
   upload(sequence);
   forward(WithGradient::kYes);
-  check_cuda(cudaStreamSynchronize(compute_), "the forward pass");
+  {
+    const Waiting waiting("this rank's GPU, for the forward pass");
+    check_cuda(cudaStreamSynchronize(compute_), "the forward pass");
+  }
   times_.own += std::max(0.0, watch.seconds() - (waited_seconds() - waited));
   times_.forward += watch.seconds();
   watch.restart();
@@ -108,7 +112,10 @@ LossSums DeviceTrainingPass::forward_backward(const TrainingSequence& sequence, 
                      gradients_.embedding(), workspace_.data());
   end_section(embedding);
   hooks_ = nullptr;
-  check_cuda(cudaStreamSynchronize(compute_), "a training pass");
+  {
+    const Waiting waiting("this rank's GPU, for the backward pass");
+    check_cuda(cudaStreamSynchronize(compute_), "a training pass");
+  }
   times_.backward += watch.seconds();
   room_.transport.check_health();
   return sums;
@@ -181,6 +188,7 @@ void DeviceTrainingPass::forward(WithGradient with_gradient) {
 }
 
 void DeviceTrainingPass::run_layer(int64_t index, const BFloat16* x, BFloat16* x_out) {
+  at_layer(index);
   const ModelConfig& c = weights_.config;
   if (!shard().empty()) copy_async(x_out, x, shard().size() * c.hidden, compute_);
   const auto attend = [&](TokenRange queries) {
@@ -217,6 +225,7 @@ void DeviceTrainingPass::backward_group(int64_t slot) {
 }
 
 void DeviceTrainingPass::backward_layer(int64_t index, const BFloat16* x) {
+  at_layer(index);
   keys_.start(layer_, index, x);
   clear(d_rows_, compute_);
   for (DeviceBuffer<float>& d : d_landmarks_)

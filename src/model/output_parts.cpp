@@ -7,6 +7,7 @@
 #include "comm/message_parts.hpp"
 #include "core/error.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 
 namespace longhalo {
 namespace {
@@ -17,6 +18,7 @@ std::vector<T> gather_parts(const MpiSession& session, const std::vector<T>& par
   constexpr int kTag = 21;
   const auto count = static_cast<int64_t>(part.size());
   std::vector<int64_t> counts(static_cast<size_t>(session.ranks()));
+  const Waiting waiting("the sizes of results");
   check_mpi(MPI_Allgather(&count, 1, MPI_INT64_T, counts.data(), 1, MPI_INT64_T, session.comm()),
             "MPI_Allgather");
   const auto element_bytes = static_cast<int64_t>(sizeof(T));
@@ -33,6 +35,7 @@ std::vector<T> gather_parts(const MpiSession& session, const std::vector<T>& par
   for (int peer = 1; peer < session.ranks(); ++peer) {
     const int64_t of_peer = counts[static_cast<size_t>(peer)];
     for_each_message(reinterpret_cast<char*>(next), of_peer * element_bytes, [&](char* at, int bytes) {
+      const Waiting waiting("a part of the results", {&peer, 1});
       check_mpi(MPI_Recv(at, bytes, MPI_BYTE, peer, kTag, session.comm(), MPI_STATUS_IGNORE), "MPI_Recv");
     });
     next += of_peer;

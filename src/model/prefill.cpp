@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/clock.hpp"
+#include "core/waiting.hpp"
 
 namespace longhalo {
 namespace {
@@ -61,8 +62,10 @@ std::optional<Context> Prefill::run(std::span<const int32_t> tokens, KeepContext
   embed_tokens(weights_,
                tokens.subspan(static_cast<size_t>(shard_.begin), static_cast<size_t>(shard_.size())),
                residual_.data());
-  for (int64_t layer = 0; layer < weights_.config.layers; ++layer)
+  for (int64_t layer = 0; layer < weights_.config.layers; ++layer) {
+    at_layer(layer);
     run_layer(layer, context ? &*context : nullptr);
+  }
 
   if (context) context->advance(shards_.tokens());
   cost_.halo = halo_.cost();

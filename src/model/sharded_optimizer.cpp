@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "comm/wait_all.hpp"
+#include "core/waiting.hpp"
 
 namespace longhalo {
 namespace {
@@ -111,7 +112,7 @@ void ShardedOptimizer::start_bucket(int64_t bucket) {
 
 void ShardedOptimizer::land_oldest() {
   Flight& flight = flights_.front();
-  wait_all(flight.requests, cost_);
+  wait_all(flight.requests, cost_, "a bucket of gradients from all ranks");
   const int64_t count = plan_.part(flight.bucket, session_.rank()).size();
   float* sums = sums_.data() + plan_.owned_before(flight.bucket, session_.rank());
   double squares = 0;
@@ -131,6 +132,7 @@ double ShardedOptimizer::finish_gradients() {
   while (!flights_.empty())
     land_oldest();
   std::vector<double> squares(static_cast<size_t>(session_.ranks()));
+  const Waiting waiting("the norm of the gradient");
   check_mpi(MPI_Allgather(&squares_, 1, MPI_DOUBLE, squares.data(), 1, MPI_DOUBLE, comm_.get()),
             "MPI_Allgather");
   started_ = 0;
@@ -172,7 +174,7 @@ void ShardedOptimizer::share_weights() {
   std::deque<std::pair<int64_t, Gathered>> flights;
   const auto land = [&] {
     auto& [bucket, gathered] = flights.front();
-    wait_all({&gathered.request, 1}, cost_);
+    wait_all({&gathered.request, 1}, cost_, "new weights from all ranks");
     copy_to_parameters(weights_, plan_.bucket(bucket).begin, gathered.flat.span());
     flights.pop_front();
   };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/clock.hpp"
+#include "core/waiting.hpp"
 #include "kernels/embedding/embedding.hpp"
 #include "model/parameters.hpp"
 
@@ -28,6 +29,7 @@ int64_t elements_of_layer(const LayerWeights& w) {
 LossSums LossSums::over_ranks(const MpiSession& session) const {
   const double own[3] = {cross_entropy, z, static_cast<double>(tokens)};
   std::vector<double> all(static_cast<size_t>(3 * session.ranks()));
+  const Waiting waiting("the loss of all ranks");
   check_mpi(MPI_Allgather(own, 3, MPI_DOUBLE, all.data(), 3, MPI_DOUBLE, session.comm()), "MPI_Allgather");
   LossSums sums;
   for (size_t at = 0; at < all.size(); at += 3)
@@ -153,6 +155,7 @@ void TrainingPass::forward(const TrainingSequence& sequence, WithGradient with_g
 }
 
 void TrainingPass::run_layer(int64_t index, const TrainingSequence& sequence, const float* x, float* x_out) {
+  at_layer(index);
   const auto attend = [&](TokenRange queries) {
     for_layer_tiles(index, queries, sequence, x, [&](const LayerBackward::Tile& tile, int64_t first) {
       float* out = x_out + first * weights_.config.hidden;
@@ -170,6 +173,7 @@ void TrainingPass::run_layer(int64_t index, const TrainingSequence& sequence, co
 void TrainingPass::forward_keeping(const TrainingSequence& sequence) {
   embed(sequence, kept_[0].x);
   for (int64_t index = 0; index < weights_.config.layers; ++index) {
+    at_layer(index);
     const auto at = static_cast<size_t>(index);
     KeptLayer& kept = kept_[at];
     float* x_out = at + 1 < kept_.size() ? kept_[at + 1].x.data() : residual_.data();
@@ -206,6 +210,7 @@ void TrainingPass::backward_group(int64_t slot, const TrainingSequence& sequence
 
 void TrainingPass::backward_layer(int64_t index, const TrainingSequence& sequence, const float* x,
                                   KeptLayer* kept) {
+  at_layer(index);
   if (kept != nullptr) {
     keys_.swap(kept->keys);
   } else {

@@ -131,5 +131,32 @@ TEST(MpiSession, GathersAndBroadcastsTexts) {
   EXPECT_DOUBLE_EQ(spread.mean, (session().ranks() - 1) / 2.0);
 }
 
+// The ranks go separate ways at the second operation; all of them learn which, and go on together.
+TEST(Operations, ThatDifferAreNamed) {
+  if (session().ranks() == 1) GTEST_SKIP() << "one rank alone does what it does";
+  MpiSession checked(session().comm());
+  checked.set_check_operations(true);
+  EXPECT_EQ(sum_over_ranks(checked, 1), checked.ranks());
+  const int odd = checked.ranks() - 1;
+  try {
+    if (checked.rank() == odd)
+      spread_over_ranks(checked, 1);
+    else
+      sum_over_ranks(checked, 1);
+    ADD_FAILURE() << "nothing was compared";
+  } catch (const JointError& error) {
+    const std::string words = error.what();
+    EXPECT_NE(words.find("rank 0 is at operation #2, a sum over ranks, 0 bytes"), std::string::npos) << words;
+    EXPECT_NE(words.find("rank " + std::to_string(odd) + " at #2, a spread over ranks, 0 bytes"),
+              std::string::npos)
+        << words;
+    EXPECT_EQ(error.exit_code, ExitCode::kInternalError);
+  }
+  std::string text(checked.rank() == 0 ? 3 : 4, 'x');
+  EXPECT_THROW(broadcast_bytes(checked, text.data(), static_cast<int64_t>(text.size()), 0), JointError)
+      << "another size";
+  EXPECT_EQ(bits_of_ranks(checked, 1), 1U);
+}
+
 }  // namespace
 }  // namespace longhalo::test

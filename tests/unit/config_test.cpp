@@ -120,7 +120,10 @@ Config unusual_config() {
                 .threads = 3,
                 .token_tile = 99,
                 .progress = ProgressMode::kOff,
-                .log = "yes"};
+                .log = "yes",
+                .stop_before_end_seconds = 7.5,
+                .deadline_seconds = 12.25,
+                .check_operations = true};
   config.bench = {.tokens = 5,
                   .repeats = 6,
                   .heads = 12,
@@ -443,7 +446,7 @@ TEST(ConfigFaults, ActivationsThatCannotBe) {
     EXPECT_EQ(faults(text("activations: {", good, "}")), "") << good;
   }
   EXPECT_TRUE(holds(faults("activations: {store: off, every: 2}"),
-                    "activations.every 2 (x.yaml:1:27) has no effect with activations.store \"off\""));
+                    "activations.every 2.0 (x.yaml:1:27) has no effect with activations.store \"off\""));
   EXPECT_TRUE(holds(faults("activations: {store: host, directory: /d}"),
                     "activations.directory \"/d\" (x.yaml:1:28) has no effect"));
   EXPECT_TRUE(holds(faults("activations: {store: disk}"), "activations.store is 'disk'"));

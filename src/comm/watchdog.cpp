@@ -1,0 +1,97 @@
+#include "comm/watchdog.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/log.hpp"
+#include "core/text.hpp"
+#include "core/waiting.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr double kMostBetweenLooks = 1, kLeastBetweenLooks = 0.02;
+constexpr std::chrono::milliseconds kOthersSpeak(1500);
+
+std::string rounded(double seconds) {
+  return text(seconds < 10 ? std::round(10 * seconds) / 10 : std::round(seconds), " s");
+}
+
+std::string names_of(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "the other ranks or this rank's device";
+  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i)
+    names += text(i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
+  return names;
+}
+
+std::string place_of(const WorkState& state) {
+  return state.place.empty() ? std::string("before the first step") : state.place;
+}
+
+}  // namespace
+
+Watchdog::Watchdog(int rank, std::string host, std::function<bool()> told_to_end)
+    : rank_(rank),
+      host_(std::move(host)),
+      deadline_(deadline_seconds()),
+      told_to_end_(std::move(told_to_end)) {
+  if (deadline_ <= 0) return;
+  thread_ = std::thread([this] {
+    const std::chrono::duration<double> between(
+        std::clamp(deadline_ / 20, kLeastBetweenLooks, kMostBetweenLooks));
+    std::unique_lock lock(mutex_);
+    while (!wake_.wait_for(lock, between, [this] { return is_over_; }))
+      look();
+  });
+}
+
+Watchdog::~Watchdog() {
+  if (!thread_.joinable()) return;
+  {
+    const std::scoped_lock lock(mutex_);
+    is_over_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void Watchdog::look() {
+  const WorkState state = work_state();
+  if (state.longest && state.longest->seconds > deadline_)
+    end(text("nothing moves: waited ", rounded(state.longest->seconds), " for ",
+             names_of(state.longest->ranks), " in operation #", state.longest->number, ", ",
+             state.longest->operation, "; ", place_of(state)));
+  if (const std::string fault = health_fault(); !fault.empty())
+    end(text(fault, "; ", place_of(state),
+             state.longest ? text(", in operation #", state.longest->number, ", ", state.longest->operation)
+                           : std::string()));
+  // Another rank's end, perhaps for want of this one: who stands still says where.
+  if (!has_spoken_ && told_to_end_() && state.quiet_seconds > std::max(deadline_ / 4, 1.0)) {
+    has_spoken_ = true;
+    log_error(text("told to end at ", place_of(state), ", where nothing has moved for ",
+                   rounded(state.quiet_seconds),
+                   state.longest ? text(": waiting for ", names_of(state.longest->ranks), " in operation #",
+                                        state.longest->number, ", ", state.longest->operation)
+                                 : text(": computing, or at a file",
+                                        state.last.empty() ? "" : "; its last operation was ", state.last),
+                   "\n  where:  rank ", rank_, " on host ", host_));
+  }
+}
+
+void Watchdog::end(const std::string& words) const {
+  log_error(text(words, "\n  where:  rank ", rank_, " on host ", host_,
+                 "\n  remedy: look at the ranks that say nothing like this, and at the network between them; "
+                 "run.deadline_seconds (",
+                 deadline_,
+                 ") is how long a rank may wait. A training job goes on "
+                 "from its last checkpoint with output.if_exists: resume"));
+  std::this_thread::sleep_for(kOthersSpeak);  // a launcher ends the others as soon as the first has left
+  std::_Exit(static_cast<int>(ExitCode::kHung));
+}
+
+}  // namespace longhalo

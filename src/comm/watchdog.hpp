@@ -1,0 +1,42 @@
+// Ends a job that hangs. A thread of each rank looks at what the rank waits for (core/waiting.hpp). What has
+// gone on for longer than the deadline is said, with step, layer, operation and the ranks that it waits for,
+// and the process leaves with ExitCode::kHung; the launcher then ends the others. All ranks that wait for the
+// same thing began to about the same time, so each of them speaks; the one that is silent is where to look.
+//
+// Nothing here calls MPI or NCCL: their own ways to abort have been seen to hang.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace longhalo {
+
+class Watchdog {
+ public:
+  /// Looks at deadline_seconds() once, here; 0: watches over nothing. `told_to_end`: whether a launcher has
+  /// asked this process to end; a rank that is then quiet for a part of the deadline says where it stands.
+  /// Called on the thread.
+  Watchdog(int rank, std::string host, std::function<bool()> told_to_end);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  void look();
+  [[noreturn]] void end(const std::string& words) const;
+
+  int rank_;
+  std::string host_;
+  double deadline_;
+  std::function<bool()> told_to_end_;
+  bool has_spoken_ = false;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool is_over_ = false;
+  std::thread thread_;
+};
+
+}  // namespace longhalo
