@@ -32,8 +32,9 @@ void Handover::begin(cudaStream_t compute, cudaStream_t communication) {
 }
 
 void Handover::end(cudaStream_t communication) {
-  done_.record(communication);
+  // First, so that whoever is past done_ is past this, too.
   if (timing_ == Timing::kOn) turns_.back().done.record(communication);
+  done_.record(communication);
 }
 
 void Handover::make_wait(cudaStream_t compute) {
@@ -56,8 +57,12 @@ void Handover::collect_finished() {
 }
 
 void Handover::collect(CommCost& cost) {
+  check(!in_flight_, "the cost of transfers is asked for when they are waited for");
+  if (!turns_.empty()) {
+    turns_.back().done.synchronize();
+    turns_.back().reached.synchronize();
+  }
   collect_finished();
-  check(turns_.empty(), "the cost of transfers is asked for when the device is past them");
   cost.transfer_seconds += std::exchange(transfer_seconds_, 0);
   cost.exposed_seconds += std::exchange(exposed_seconds_, 0);
 }

@@ -34,8 +34,7 @@ class Handover {
   void end(cudaStream_t communication);
   /// Makes `compute` wait for the transfer. Once a turn.
   void make_wait(cudaStream_t compute);
-  /// Adds the seconds of all turns since the last call to `cost`. The device must be past them (synchronise
-  /// first).
+  /// Adds the seconds of all turns since the last call to `cost`; waits for the device to be past them.
   void collect(CommCost& cost);
 
  private:
