@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
     hopper::mbarrier_init(&shared.keys_full, 1);
     hopper::mbarrier_init(&shared.keys_empty, kConsumerWarps * 32);
     for (int i = 0; i < S::kQueryStages; ++i) {
-      hopper::mbarrier_init(&shared.q_full[i], 32);                   // the lanes of a warp
+      hopper::mbarrier_init(&shared.q_full[i], 32);                    // the lanes of a warp
       hopper::mbarrier_init(&shared.q_empty[i], kConsumerWarps + 32);  // and the lanes that load d_out
     }
     for (int i = 0; i < S::kOutStages; ++i) {
