@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "core/clock.hpp"
 #include "core/error.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
@@ -15,6 +16,7 @@ namespace longhalo {
 namespace {
 
 constexpr double kMostBetweenLooks = 1, kLeastBetweenLooks = 0.02;
+constexpr double kStandstillSeconds = 1;  // of this process itself
 constexpr std::chrono::milliseconds kOthersSpeak(1500);
 
 std::string rounded(double seconds) {
@@ -45,8 +47,13 @@ Watchdog::Watchdog(int rank, std::string host, std::function<bool()> told_to_end
     const std::chrono::duration<double> between(
         std::clamp(deadline_ / 20, kLeastBetweenLooks, kMostBetweenLooks));
     std::unique_lock lock(mutex_);
-    while (!wake_.wait_for(lock, between, [this] { return is_over_; }))
-      look();
+    Stopwatch awake, since_look;
+    while (!wake_.wait_for(lock, between, [this] { return is_over_; })) {
+      // Stopped, or the machine was: what it waited for may have come long ago.
+      if (since_look.seconds() > between.count() + kStandstillSeconds) awake.restart();
+      since_look.restart();
+      look(awake.seconds());
+    }
   });
 }
 
@@ -60,9 +67,10 @@ Watchdog::~Watchdog() {
   thread_.join();
 }
 
-void Watchdog::look() {
-  const WorkState state = work_state();
-  if (state.longest && state.longest->seconds > deadline_)
+void Watchdog::look(double awake_seconds) {
+  WorkState state = work_state();
+  state.quiet_seconds = std::min(state.quiet_seconds, awake_seconds);
+  if (state.longest && std::min(state.longest->seconds, awake_seconds) > deadline_)
     end(text("nothing moves: waited ", rounded(state.longest->seconds), " for ",
              names_of(state.longest->ranks), " in operation #", state.longest->number, ", ",
              state.longest->operation, "; ", place_of(state)));

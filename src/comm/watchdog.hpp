@@ -25,7 +25,8 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
 
  private:
-  void look();
+  // `awake_seconds`: since this process stood still as a whole.
+  void look(double awake_seconds);
   [[noreturn]] void end(const std::string& words) const;
 
   int rank_;
