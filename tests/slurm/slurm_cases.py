@@ -256,8 +256,8 @@ class Slurm(SlurmCase):
 
     def test_chain(self):
         """Jobs that may not be queued again and get no warning: each sees its own end, the next one goes on."""
-        config, before_end = self.training_job(), 30
-        options = ["--time=1", "--signal=USR1@1", "--no-requeue", "--job-name=chain", "--dependency=singleton"]
+        config, before_end = self.training_job(), 40
+        options = ["--time=1", "--signal=USR1@0", "--no-requeue", "--job-name=chain", "--dependency=singleton"]
         links = [self.submit_training(config, options=options,
                                       environment={"LONGHALO_RUN__STOP_BEFORE_END_SECONDS": before_end})
                  for _ in range(10)]
