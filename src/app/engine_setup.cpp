@@ -129,12 +129,12 @@ void load_weights(const MpiSession& session, const Config& config, Engine& engin
   const WeightsRequest request = weights_request(config, engine.pattern());
   session.together([&] {
     if (!request.checkpoint) return engine.load_weights(request);
-    Progress progress("loading weights", shape.layers, ProgressUnit::kItems,
+    Progress progress("loading weights", shape.layers, ProgressUnit::kLayers,
                       progress_options(session, config));
     engine.load_weights(request, [&](int64_t done, int64_t) { progress.set(done); });
   });
   if (session.is_root())
-    log_info(text("model: ", shape.parameters() / 1'000'000, "M parameters, ", shape.layers, " layers in ",
+    log_info(text("model: ", static_cast<double>(shape.parameters()) / 1e6, "M parameters, ", shape.layers, " layers in ",
                   name_of(engine.precision()), " on every rank, ready in ", watch.seconds(), " s"));
 }
 

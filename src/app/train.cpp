@@ -216,7 +216,7 @@ void TrainJob::restore() {
 ExitCode TrainJob::run() {
   const int64_t before = state_.step;
   Progress progress(before == 0 ? "training" : text("training after step ", before),
-                    std::max<int64_t>(train_.steps - before, 0), ProgressUnit::kItems,
+                    std::max<int64_t>(train_.steps - before, 0), ProgressUnit::kSteps,
                     progress_options(session_, config_));
   // Where it starts from, to tell what was learned.
   if (before == 0 && data_->validation_sequences() > 0) validate();

@@ -16,7 +16,7 @@ namespace {
 std::vector<std::vector<int32_t>> tokenise(const Config& config, const Tokenizer& tokenizer,
                                            const ProgressOptions& options) {
   std::vector<std::vector<int32_t>> documents;
-  Progress progress("tokenising", static_cast<int64_t>(config.input.documents.size()), ProgressUnit::kItems,
+  Progress progress("tokenising", static_cast<int64_t>(config.input.documents.size()), ProgressUnit::kDocuments,
                     options);
   for (const std::string& name : config.input.documents) {
     documents.push_back(tokenizer.encode(read_document(name).text, SpecialTokens::kAsText));
@@ -75,6 +75,15 @@ std::string fingerprint_of(const DocumentTokens& documents) {
   return digest.hex().substr(0, 16);
 }
 
+bool has_labels(PackedSequences& part, int64_t sequences) {
+  for (int64_t i = 0; i < sequences; ++i) {
+    const std::vector<int32_t> labels = part.sequence(i).labels;
+    if (std::any_of(labels.begin(), labels.end(), [](int32_t label) { return label != kNoLabel; }))
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 TrainingData::TrainingData(const MpiSession& session, const Config& config, int64_t vocabulary) {
@@ -122,6 +131,10 @@ TrainingData::TrainingData(const MpiSession& session, const Config& config, int6
                                                     packing, PackedSequences::Order::kAsStored, 0,
                                                     text(origin, ", train.validation_share"));
     validation_sequences_ = std::min(train.validation_sequences, validation_->sequences_an_epoch());
+    if (!has_labels(*validation_, validation_sequences_))
+      throw UserError("the tokens to validate on are too few: none has one before it that would foretell it",
+                      text(origin, ", train.validation_share"),
+                      "give a larger train.validation_share, or 0 to train without validation");
   });
 }
 

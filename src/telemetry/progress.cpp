@@ -51,10 +51,14 @@ const char* unit_name(ProgressUnit unit) {
       return " tokens";
     case ProgressUnit::kBytes:
       return "B";
-    case ProgressUnit::kItems:
+    case ProgressUnit::kSteps:
+      return " steps";
+    case ProgressUnit::kLayers:
+      return " layers";
+    case ProgressUnit::kDocuments:
       break;
   }
-  return " items";
+  return " documents";
 }
 
 }  // namespace

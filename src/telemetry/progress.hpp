@@ -13,7 +13,7 @@
 namespace longhalo {
 
 enum class ProgressStyle { kAuto, kBar, kLines, kOff };
-enum class ProgressUnit { kItems, kTokens, kBytes };
+enum class ProgressUnit { kTokens, kBytes, kSteps, kLayers, kDocuments };
 
 struct ProgressOptions {
   ProgressStyle style = ProgressStyle::kAuto;  // kAuto: a bar if the descriptor is a terminal, else lines
@@ -54,7 +54,7 @@ class Progress {
   Stopwatch watch_;
 };
 
-/// "1.05M tokens", "3.20 MB", "17 items"; bytes in powers of 1000.
+/// "1.05M tokens", "3.20 MB", "17 steps"; bytes in powers of 1000.
 std::string quantity_text(double count, ProgressUnit unit);
 /// "4.2s", "3m07s", "2h05m".
 std::string duration_text(double seconds);

@@ -179,6 +179,17 @@ class Train(TrainingCase):
             self.assertEqual(counted, also)
             self.assertAlmostEqual(one, other, delta=1e-5 * one)
 
+    def test_validation_that_could_foretell_nothing(self):
+        """The first sequences of the validation part are documents of one token, which have no label."""
+        job = self.training(train={"sequence_tokens": 4, "validation_share": 0.5, "validation_sequences": 2})
+        texts = [tiny_model.document(20), *["a"] * 24, tiny_model.document(20)]
+        job["input"]["documents"] = [str(self.write(f"{i}.txt", text)) for i, text in enumerate(texts)]
+        self.assert_refused(self.train(job), "to validate on", "train.validation_share")
+        job["train"]["validation_sequences"] = 50  # the last of them has labels
+        job["train"]["steps"] = 2
+        self.train_well(job)
+        self.assertGreater(self.metrics("validation")[0]["counted_tokens"], 1)
+
     def test_a_wild_learning_rate_stops_the_job(self):
         run = self.train(self.training(train={"learning_rate": 90, "clip": 0, "warmup_steps": 0, "steps": 40,
                                               "weight_decay": 100, "most_skipped": 2, "validation_share": 0}))

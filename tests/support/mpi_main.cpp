@@ -18,7 +18,8 @@ namespace {
 const MpiSession* current = nullptr;
 
 // A failure on one rank is a failure: every rank learns of it, so the program's exit code is non-zero on all.
-// Only rank 0 prints passes; every rank prints its own failures.
+// Only rank 0 prints passes; every rank prints its own failures. A test that one rank leaves early (an
+// exception, an ASSERT) leaves the others waiting for it, so it ends the program.
 class RankPrinter : public testing::EmptyTestEventListener {
  public:
   void OnTestPartResult(const testing::TestPartResult& result) override {
@@ -26,6 +27,7 @@ class RankPrinter : public testing::EmptyTestEventListener {
       std::fprintf(stderr, "[rank %d of %d] %s:%d: %s\n", current->rank(), current->ranks(),
                    result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
                    result.message());
+    if (result.fatally_failed() && current->ranks() > 1) current->abort(ExitCode::kInternalError);
   }
 };
 

@@ -144,7 +144,7 @@ TEST_F(ProgressTest, BarFillsAndFitsTheTerminal) {
 
 TEST_F(ProgressTest, ThreadsLoseNothingAndOffSaysNothing) {
   {
-    Progress progress("x", -1, ProgressUnit::kItems, options(ProgressStyle::kLines));
+    Progress progress("x", -1, ProgressUnit::kSteps, options(ProgressStyle::kLines));
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&] {
@@ -155,19 +155,19 @@ TEST_F(ProgressTest, ThreadsLoseNothingAndOffSaysNothing) {
     for (std::thread& thread : threads)
       thread.join();
   }
-  EXPECT_NE(lines_of(output()).back().find("x 40.0k items"), std::string::npos) << output();
+  EXPECT_NE(lines_of(output()).back().find("x 40.0k steps"), std::string::npos) << output();
   ::close(descriptor_);
-  { Progress progress("x", 10, ProgressUnit::kItems, options(ProgressStyle::kOff)); }
+  { Progress progress("x", 10, ProgressUnit::kSteps, options(ProgressStyle::kOff)); }
   EXPECT_EQ(output(), "");
 }
 
 TEST(ProgressText, SaysRateAndTimeLeft) {
   EXPECT_EQ(progress_text("p", 500'000, 1'000'000, ProgressUnit::kTokens, 10, false),
             "p 50% 500k/1.00M tokens, 50.0k tokens/s, 10.0s left");
-  EXPECT_EQ(progress_text("p", 1, 3, ProgressUnit::kItems, 60, true),
-            "p 33% 1/3 items, 0.017 items/s, 1m00s");
+  EXPECT_EQ(progress_text("p", 1, 3, ProgressUnit::kSteps, 60, true),
+            "p 33% 1/3 steps, 0.017 steps/s, 1m00s");
   EXPECT_EQ(progress_text("p", 5, -1, ProgressUnit::kBytes, 2, false), "p 5B, 2.5B/s");
-  EXPECT_EQ(progress_text("p", 0, 0, ProgressUnit::kItems, 0, true), "p 0/0 items, 0.0s");
+  EXPECT_EQ(progress_text("p", 0, 0, ProgressUnit::kSteps, 0, true), "p 0/0 steps, 0.0s");
   EXPECT_EQ(quantity_text(999.6e3, ProgressUnit::kBytes), "1.00MB");
   EXPECT_EQ(quantity_text(12.34e9, ProgressUnit::kTokens), "12.3G tokens");
   EXPECT_EQ(duration_text(59.9), "59.9s");
