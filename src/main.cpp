@@ -18,9 +18,23 @@
 #include "core/error.hpp"
 #include "core/log.hpp"
 #include "core/waiting.hpp"
+#include "storage/posix.hpp"
 
 namespace longhalo {
 namespace {
+
+// Before main, and before libraries prepare themselves, which takes those of CUDA a tenth of a second: a
+// signal that asks a job to stop shall find no moment at which it only kills it.
+void hold_signals_back(int, char**, char**) {
+  JobSignals::hold_back();
+}
+__attribute__((section(".preinit_array"),
+               used)) void (*const hold_signals_back_first)(int, char**, char**) = hold_signals_back;
+
+bool hears_requests(const CommandLine& command) {
+  return (command.subcommand == Subcommand::kInfer || command.subcommand == Subcommand::kTrain) &&
+         !command.exit_code && !command.print_config && !command.plan_only;
+}
 
 // Rank 0 reads the config file; the others take its effective values, so that all ranks agree.
 Config shared_config(const MpiSession& session, const CommandLine& command) {
@@ -32,11 +46,19 @@ Config shared_config(const MpiSession& session, const CommandLine& command) {
   return load_config_text(command.subcommand, yaml, "the effective config");
 }
 
+// Until the ranks can agree on the config: MPI's own start may be what a rank waits for in vain.
+double deadline_before_start(const CommandLine& command) {
+  try {
+    return load_config(command.subcommand, command.sources).run.deadline_seconds;
+  } catch (const std::exception&) {  // rank 0 says what is wrong with it
+    return Config().run.deadline_seconds;
+  }
+}
+
 ExitCode run(MpiSession& session, const CommandLine& command) {
   const Config config = shared_config(session, command);
   session.set_check_operations(config.run.check_operations);
   set_deadline_seconds(config.run.deadline_seconds);
-  const Watchdog watchdog(session.rank(), session.host(), JobSignals::has_stop_signal);
   if (command.print_config) {
     if (session.is_root()) print_text(dump_yaml(config));
     return ExitCode::kDone;
@@ -62,7 +84,10 @@ ExitCode run(MpiSession& session, const CommandLine& command) {
 }
 
 int run_ranks(int argc, char** argv, const CommandLine& command) {
+  set_deadline_seconds(deadline_before_start(command));
+  Watchdog watchdog(-1, host_name(), JobSignals::has_stop_signal);  // outlives MPI
   MpiSession session(&argc, &argv);
+  watchdog.set_rank(session.rank());
   try {
     return static_cast<int>(run(session, command));
   } catch (const JointError& error) {  // every rank knows: leave together
@@ -97,6 +122,7 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes shall be an error of write(), which says where
   try {
     const CommandLine command = parse_command_line(argc, argv);
+    if (!hears_requests(command)) JobSignals::let_through();
     if (command.exit_code) return leave_together(argc, argv, *command.exit_code);
     return command.subcommand == Subcommand::kTokenize ? run_alone(command) : run_ranks(argc, argv, command);
   } catch (const std::exception& error) {

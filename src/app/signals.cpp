@@ -24,7 +24,25 @@ void on_signal(int number) {
   (number == SIGUSR1 ? asked_to_save_flag : asked_to_stop_flag) = true;
 }
 
+sigset_t all_signals() {
+  sigset_t all;
+  ::sigemptyset(&all);
+  for (const int number : kSignals)
+    ::sigaddset(&all, number);
+  return all;
+}
+
 }  // namespace
+
+void JobSignals::hold_back() {
+  const sigset_t all = all_signals();
+  ::sigprocmask(SIG_BLOCK, &all, nullptr);
+}
+
+void JobSignals::let_through() {
+  const sigset_t all = all_signals();
+  ::pthread_sigmask(SIG_UNBLOCK, &all, nullptr);
+}
 
 JobSignals::JobSignals() {
   struct sigaction action {};
@@ -36,6 +54,7 @@ JobSignals::JobSignals() {
   job_end.emplace(job_end_of_environment(), reserve_seconds, now_seconds());
   for (const int number : kSignals)
     ::sigaction(number, &action, nullptr);
+  let_through();
 }
 
 void JobSignals::reserve_before_end(std::optional<double> seconds) {
@@ -51,7 +70,9 @@ bool JobSignals::asked_to_stop() {
 }
 
 bool JobSignals::has_stop_signal() {
-  return asked_to_stop_flag;
+  sigset_t waiting;
+  return asked_to_stop_flag || (::sigpending(&waiting) == 0 && (::sigismember(&waiting, SIGTERM) == 1 ||
+                                                                ::sigismember(&waiting, SIGUSR2) == 1));
 }
 
 bool JobSignals::take_asked_to_save() {

@@ -12,6 +12,13 @@ namespace longhalo {
 
 class JobSignals {
  public:
+  /// From here on the three signals wait, in this thread and in those that it begins, until there is an
+  /// object, which then hears them: one that comes while MPI starts is a request like any other. To be called
+  /// first of all.
+  static void hold_back();
+  /// The end of that for a command that hears no requests: what has waited ends the process now.
+  static void let_through();
+
   /// From here on the three signals no longer end the process, and the job's time limit is looked at. That
   /// stays so when the object is gone: a launcher sends SIGTERM to all ranks as soon as the first one has
   /// left with an exit code that is not 0, and each of them is to leave with its own. One object at a time.
@@ -26,7 +33,7 @@ class JobSignals {
   /// Whether this rank was asked to stop, for good, by a signal or by the end of the job's time. Not to be
   /// called from several threads.
   static bool asked_to_stop();
-  /// Whether a signal asked for that. Any thread may ask.
+  /// Whether a signal asked for that, be it one that still waits. Any thread may ask.
   static bool has_stop_signal();
   /// Whether this rank was asked to save its state since the last call.
   static bool take_asked_to_save();

@@ -34,6 +34,7 @@ void check_mpi(int code, const char* call) {
 }
 
 MpiSession::MpiSession(int* argc, char*** argv) : owns_mpi_(true) {
+  const Waiting waiting("the start of MPI");
   int provided = 0;
   check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   join(MPI_COMM_WORLD);
@@ -67,6 +68,7 @@ MpiSession::~MpiSession() {
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (finalized != 0) return;
+  const Waiting waiting("the end of MPI");
   if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
   if (owns_mpi_) MPI_Finalize();
 }
@@ -135,6 +137,7 @@ void MpiSession::expect_same(const char* operation, int64_t bytes) const {
 }
 
 void MpiSession::abort(ExitCode exit_code) const {
+  const Waiting waiting("the end of all ranks");
   MPI_Abort(comm_, static_cast<int>(exit_code));
   std::_Exit(static_cast<int>(exit_code));  // MPI_Abort does not return; this keeps the promise if it did
 }

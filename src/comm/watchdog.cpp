@@ -38,27 +38,25 @@ std::string place_of(const WorkState& state) {
 }  // namespace
 
 Watchdog::Watchdog(int rank, std::string host, std::function<bool()> told_to_end)
-    : rank_(rank),
-      host_(std::move(host)),
-      deadline_(deadline_seconds()),
-      told_to_end_(std::move(told_to_end)) {
-  if (deadline_ <= 0) return;
+    : rank_(rank), host_(std::move(host)), told_to_end_(std::move(told_to_end)) {
   thread_ = std::thread([this] {
-    const std::chrono::duration<double> between(
-        std::clamp(deadline_ / 20, kLeastBetweenLooks, kMostBetweenLooks));
     std::unique_lock lock(mutex_);
     Stopwatch awake, since_look;
-    while (!wake_.wait_for(lock, between, [this] { return is_over_; })) {
+    while (true) {
+      const double deadline = deadline_seconds();
+      const std::chrono::duration<double> between(
+          deadline > 0 ? std::clamp(deadline / 20, kLeastBetweenLooks, kMostBetweenLooks)
+                       : kMostBetweenLooks);
+      if (wake_.wait_for(lock, between, [this] { return is_over_; })) return;
       // Stopped, or the machine was: what it waited for may have come long ago.
       if (since_look.seconds() > between.count() + kStandstillSeconds) awake.restart();
       since_look.restart();
-      look(awake.seconds());
+      if (deadline > 0) look(deadline, awake.seconds());
     }
   });
 }
 
 Watchdog::~Watchdog() {
-  if (!thread_.joinable()) return;
   {
     const std::scoped_lock lock(mutex_);
     is_over_ = true;
@@ -67,19 +65,21 @@ Watchdog::~Watchdog() {
   thread_.join();
 }
 
-void Watchdog::look(double awake_seconds) {
+void Watchdog::look(double deadline, double awake_seconds) {
   WorkState state = work_state();
   state.quiet_seconds = std::min(state.quiet_seconds, awake_seconds);
-  if (state.longest && std::min(state.longest->seconds, awake_seconds) > deadline_)
+  if (state.longest && std::min(state.longest->seconds, awake_seconds) > deadline)
     end(text("nothing moves: waited ", rounded(state.longest->seconds), " for ",
              names_of(state.longest->ranks), " in operation #", state.longest->number, ", ",
-             state.longest->operation, "; ", place_of(state)));
+             state.longest->operation, "; ", place_of(state)),
+        deadline);
   if (const std::string fault = health_fault(); !fault.empty())
     end(text(fault, "; ", place_of(state),
              state.longest ? text(", in operation #", state.longest->number, ", ", state.longest->operation)
-                           : std::string()));
+                           : std::string()),
+        deadline);
   // Another rank's end, perhaps for want of this one: who stands still says where.
-  if (!has_spoken_ && told_to_end_() && state.quiet_seconds > std::max(deadline_ / 4, 1.0)) {
+  if (!has_spoken_ && told_to_end_() && state.quiet_seconds > std::max(deadline / 4, 1.0)) {
     has_spoken_ = true;
     log_error(text("told to end at ", place_of(state), ", where nothing has moved for ",
                    rounded(state.quiet_seconds),
@@ -87,15 +87,20 @@ void Watchdog::look(double awake_seconds) {
                                         state.longest->number, ", ", state.longest->operation)
                                  : text(": computing, or at a file",
                                         state.last.empty() ? "" : "; its last operation was ", state.last),
-                   "\n  where:  rank ", rank_, " on host ", host_));
+                   place()));
   }
 }
 
-void Watchdog::end(const std::string& words) const {
-  log_error(text(words, "\n  where:  rank ", rank_, " on host ", host_,
+std::string Watchdog::place() const {
+  const int rank = rank_;
+  return text("\n  where:  ", rank < 0 ? std::string("a rank") : text("rank ", rank), " on host ", host_);
+}
+
+void Watchdog::end(const std::string& words, double deadline) const {
+  log_error(text(words, place(),
                  "\n  remedy: look at the ranks that say nothing like this, and at the network between them; "
                  "run.deadline_seconds (",
-                 deadline_,
+                 deadline,
                  ") is how long a rank may wait. A training job goes on "
                  "from its last checkpoint with output.if_exists: resume"));
   std::this_thread::sleep_for(kOthersSpeak);  // a launcher ends the others as soon as the first has left

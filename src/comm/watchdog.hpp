@@ -6,6 +6,7 @@
 // Nothing here calls MPI or NCCL: their own ways to abort have been seen to hang.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -16,22 +17,25 @@ namespace longhalo {
 
 class Watchdog {
  public:
-  /// Looks at deadline_seconds() once, here; 0: watches over nothing. `told_to_end`: whether a launcher has
-  /// asked this process to end; a rank that is then quiet for a part of the deadline says where it stands.
-  /// Called on the thread.
+  /// While deadline_seconds() is 0 it watches over nothing. `rank`: -1 as long as nobody knows.
+  /// `told_to_end`: whether a launcher has asked this process to end; a rank that is then quiet for a part of
+  /// the deadline says where it stands. Called on the thread.
   Watchdog(int rank, std::string host, std::function<bool()> told_to_end);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
+  /// From here on it speaks for this rank: MPI has started.
+  void set_rank(int rank) { rank_ = rank; }
+
  private:
   // `awake_seconds`: since this process stood still as a whole.
-  void look(double awake_seconds);
-  [[noreturn]] void end(const std::string& words) const;
+  void look(double deadline, double awake_seconds);
+  std::string place() const;
+  [[noreturn]] void end(const std::string& words, double deadline) const;
 
-  int rank_;
+  std::atomic<int> rank_;
   std::string host_;
-  double deadline_;
   std::function<bool()> told_to_end_;
   bool has_spoken_ = false;
   std::mutex mutex_;

@@ -23,6 +23,9 @@ namespace {
   // What the parent does at a crash, a report on many lines, would say that the job crashed.
   for (const int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTERM, SIGXCPU})
     ::signal(number, SIG_DFL);
+  sigset_t none;  // a job that starts holds back the signals that ask it to stop
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
   const rlimit no_core{0, 0};
   ::setrlimit(RLIMIT_CORE, &no_core);
   const auto seconds = static_cast<rlim_t>(std::ceil(most_seconds));

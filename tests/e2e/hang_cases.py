@@ -57,6 +57,18 @@ class Hangs(ResumingCase):
         self.assertEqual([rank for rank, *_ in said], ["1"], run.err)
         self.assertRegex(said[0][4], "^document 1")
 
+    def test_the_start(self):
+        """MPI's own start waits for ever for a rank that does not come; the config is not known to all yet."""
+        run = self.start_training(self.training(run={"deadline_seconds": self.DEADLINE}), ranks=3)
+        run.wait_for(lambda: len(run.alive()) == 3, "ranks")
+        os.kill(run.alive()[1], signal.SIGSTOP)
+        began = time.monotonic()
+        run.wait(60)
+        self.assertLess(time.monotonic() - began, self.DEADLINE + 20)
+        self.assertEqual(run.code, HUNG, run.err)
+        self.assertRegex(run.err, r"nothing moves: waited .* in operation #\d+, .*; before the first step")
+        run.wait_gone()
+
     def test_a_rank_that_comes_back(self):
         config = self.training(run={"deadline_seconds": 30})
         run = self.start_training(config, ranks=2)
