@@ -134,8 +134,9 @@ void load_weights(const MpiSession& session, const Config& config, Engine& engin
     engine.load_weights(request, [&](int64_t done, int64_t) { progress.set(done); });
   });
   if (session.is_root())
-    log_info(text("model: ", static_cast<double>(shape.parameters()) / 1e6, "M parameters, ", shape.layers, " layers in ",
-                  name_of(engine.precision()), " on every rank, ready in ", watch.seconds(), " s"));
+    log_info(text("model: ", static_cast<double>(shape.parameters()) / 1e6, "M parameters, ", shape.layers,
+                  " layers in ", name_of(engine.precision()), " on every rank, ready in ", watch.seconds(),
+                  " s"));
 }
 
 }  // namespace longhalo

@@ -16,8 +16,8 @@ namespace {
 std::vector<std::vector<int32_t>> tokenise(const Config& config, const Tokenizer& tokenizer,
                                            const ProgressOptions& options) {
   std::vector<std::vector<int32_t>> documents;
-  Progress progress("tokenising", static_cast<int64_t>(config.input.documents.size()), ProgressUnit::kDocuments,
-                    options);
+  Progress progress("tokenising", static_cast<int64_t>(config.input.documents.size()),
+                    ProgressUnit::kDocuments, options);
   for (const std::string& name : config.input.documents) {
     documents.push_back(tokenizer.encode(read_document(name).text, SpecialTokens::kAsText));
     progress.add(1);

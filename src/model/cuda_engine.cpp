@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "comm/device_choice.hpp"
-#include "comm/transport.hpp"
 #include "core/error.hpp"
 #include "core/text.hpp"
+#include "device/memory_pool.hpp"
 #include "model/device_decoder.hpp"
 #include "model/device_outputs.hpp"
 #include "model/device_prefill.hpp"
 #include "model/device_rates.hpp"
+#include "model/rank_gpu.hpp"
 
 namespace longhalo {
 namespace {
@@ -74,52 +74,42 @@ class CudaEngine : public Engine {
         config_(config),
         pattern_(pattern),
         precision_(precision),
-        device_(std::move(device)),
-        sharing_(ranks_on_card(session, device_->info().uuid)),
-        transport_(make_transport(session, transport, device_->info())) {
-    session.together([&] { matmul_ = std::make_unique<DeviceMatmul>(device_->compute()); });
-  }
+        gpu_(session, std::move(device), transport) {}
 
   const ModelConfig& config() const override { return config_; }
   const AttentionPattern& pattern() const override { return pattern_; }
   Precision precision() const override { return precision_; }
-  std::string device() const override {
-    return text(device_->info().name, " ", device_->info().index, sharing_ > 1 ? " (shared)" : "");
+  std::string device() const override { return gpu_.name(); }
+  std::string transport() const override { return gpu_.transport_reason(); }
+  int64_t default_tile() const override {
+    return kTokensAMultiprocessor * gpu_.device().info().multiprocessors;
   }
-  std::string transport() const override { return transport_.reason; }
-  int64_t default_tile() const override { return kTokensAMultiprocessor * device_->info().multiprocessors; }
 
   void load_weights(const WeightsRequest& request, const LayerProgress& progress) override;
 
   std::vector<MemoryItem> memory(const ShardPlan& shards, int64_t tile, const Wanted& wanted) const override;
   int64_t available_bytes() const override {
-    return device_->available_bytes() / sharing_ + (weights_.layers.empty() ? 0 : weights_bytes());
+    return gpu_.available_bytes() + (weights_.layers.empty() ? 0 : weights_bytes());
   }
-  std::string memory_place() const override {
-    return text("GPU ", device_->info().index, " (", device_->info().name, ") of host ", session_.host());
-  }
-  DeviceMemoryUse device_memory() const override {
-    const PoolUse use = memory_pool().use();
-    return {use.used_high_bytes, use.reserved_high_bytes, use.fragmentation()};
-  }
+  std::string memory_place() const override { return gpu_.memory_place(); }
+  DeviceMemoryUse device_memory() const override { return gpu_.memory_use(); }
   MatmulRates measure_rates(double seconds) override {
-    return measure_device_rates(*matmul_, precision_, device_->compute(), seconds);
+    return measure_device_rates(gpu_.matmul(), precision_, gpu_.compute(), seconds);
   }
 
   std::unique_ptr<Reading> read(const ShardPlan& shards, int64_t tile) override {
     decoder_.reset();  // its memory serves the reading
-    device_->synchronize();
+    gpu_.device().synchronize();
     memory_pool().reset_high_marks();
-    return std::make_unique<CudaReading>(session_, DeviceRoom{*device_, *transport_.transport, *matmul_},
-                                         weights_, pattern_, shards, tile);
+    return std::make_unique<CudaReading>(session_, gpu_.room(), weights_, pattern_, shards, tile);
   }
   std::unique_ptr<DocumentContext> empty_context() override {
-    return std::make_unique<CudaContext>(DeviceContext(config_, pattern_, device_->compute()));
+    return std::make_unique<CudaContext>(DeviceContext(config_, pattern_, gpu_.compute()));
   }
   std::unique_ptr<Continuation> continue_from(const DocumentContext& context) override {
-    cudaStream_t stream = device_->compute();
+    cudaStream_t stream = gpu_.compute();
     if (!decoder_)
-      decoder_ = std::make_unique<DeviceDecoder>(weights_, pattern_, kDecodeTile, *matmul_, stream);
+      decoder_ = std::make_unique<DeviceDecoder>(weights_, pattern_, kDecodeTile, gpu_.matmul(), stream);
     return std::make_unique<CudaContinuation>(
         *decoder_, dynamic_cast<const CudaContext&>(context).context.clone(stream));
   }
@@ -133,10 +123,7 @@ class CudaEngine : public Engine {
   ModelConfig config_;
   AttentionPattern pattern_;
   Precision precision_;
-  std::unique_ptr<Device> device_;
-  int sharing_;  // ranks on this card
-  ChosenTransport transport_;
-  std::unique_ptr<DeviceMatmul> matmul_;
+  RankGpu gpu_;
   DeviceWeights weights_;
   std::unique_ptr<DeviceDecoder> decoder_;
 };
@@ -152,7 +139,7 @@ void CudaEngine::load_weights(const WeightsRequest& request, const LayerProgress
                           "other program holds memory of this GPU (nvidia-smi)"
                         : "use a GPU with more memory or a smaller model; see that no other program holds "
                           "memory of this GPU (nvidia-smi)");
-  cudaStream_t stream = device_->compute();
+  cudaStream_t stream = gpu_.compute();
   weights_ =
       request.checkpoint
           ? load_device_weights(*request.checkpoint, config_, request.landmarks, precision_, stream, progress)

@@ -1,12 +1,9 @@
 #include "model/cuda_training_engine.hpp"
 
-#include "comm/device_choice.hpp"
-#include "comm/transport.hpp"
-#include "core/text.hpp"
-#include "device/memory_pool.hpp"
 #include "model/device_rates.hpp"
 #include "model/device_trainer.hpp"
 #include "model/device_training_memory.hpp"
+#include "model/rank_gpu.hpp"
 
 namespace longhalo {
 namespace {
@@ -40,40 +37,29 @@ class CudaTrainingEngine : public TrainingEngine {
  public:
   CudaTrainingEngine(const MpiSession& session, std::unique_ptr<Device> device, TransportChoice transport,
                      const ModelConfig& config, const AttentionPattern& pattern)
-      : session_(session),
-        config_(config),
-        pattern_(pattern),
-        device_(std::move(device)),
-        sharing_(ranks_on_card(session, device_->info().uuid)),
-        transport_(make_transport(session, transport, device_->info())) {
-    session.together([&] { matmul_ = std::make_unique<DeviceMatmul>(device_->compute()); });
-  }
+      : session_(session), config_(config), pattern_(pattern), gpu_(session, std::move(device), transport) {}
 
   const ModelConfig& config() const override { return config_; }
   Precision precision() const override { return Precision::kBf16; }
-  std::string device() const override {
-    return text(device_->info().name, " ", device_->info().index, sharing_ > 1 ? " (shared)" : "");
-  }
-  std::string transport() const override { return transport_.reason; }
+  std::string device() const override { return gpu_.name(); }
+  std::string transport() const override { return gpu_.transport_reason(); }
 
   int64_t default_tile() const override { return kDefaultTile; }
   TrainingMemory memory(const ShardPlan& shards, int64_t tile, double every) const override {
     return device_training_memory(config_, pattern_, shards, tile, every);
   }
-  int64_t available_bytes() const override { return device_->available_bytes() / sharing_; }
-  std::string memory_place() const override {
-    return text("GPU ", device_->info().index, " (", device_->info().name, ") of host ", session_.host());
-  }
+  int64_t available_bytes() const override { return gpu_.available_bytes(); }
+  std::string memory_place() const override { return gpu_.memory_place(); }
   bool has_own_memory() const override { return true; }
   double measure_matmul_rate(double seconds) override {
-    return measure_device_rates(*matmul_, Precision::kBf16, device_->compute(), seconds).products;
+    return measure_device_rates(gpu_.matmul(), Precision::kBf16, gpu_.compute(), seconds).products;
   }
   ActivationShape stored_inputs_shape(int64_t tokens, double every) const override {
     return device_stored_inputs_shape(KeptLayers(config_.layers, every), tokens, config_.hidden);
   }
 
   void load_weights(const WeightsRequest& request) override {
-    cudaStream_t stream = device_->compute();
+    cudaStream_t stream = gpu_.compute();
     weights_ =
         request.checkpoint
             ? load_device_weights(*request.checkpoint, config_, request.landmarks, Precision::kBf16, stream)
@@ -85,8 +71,7 @@ class CudaTrainingEngine : public TrainingEngine {
     DeviceTrainerOptions to{from.adamw, from.schedule, from.clip, from.z_loss, {}};
     to.pass = {options.tile, from.checkpointing.every, from.checkpointing.store, options.deterministic};
     session_.together([&] {
-      trainer_ = std::make_unique<DeviceTrainer>(DeviceRoom{*device_, *transport_.transport, *matmul_},
-                                                 session_, weights_, pattern_, shards, to);
+      trainer_ = std::make_unique<DeviceTrainer>(gpu_.room(), session_, weights_, pattern_, shards, to);
     });
   }
 
@@ -97,10 +82,7 @@ class CudaTrainingEngine : public TrainingEngine {
     return trainer_->validate(sequences);
   }
   StepTimes times() override { return trainer_->times(); }
-  DeviceMemoryUse device_memory() const override {
-    const PoolUse use = memory_pool().use();
-    return {use.used_high_bytes, use.reserved_high_bytes, use.fragmentation()};
-  }
+  DeviceMemoryUse device_memory() const override { return gpu_.memory_use(); }
   int64_t updates() const override { return trainer_->optimizer().steps(); }
 
   std::vector<ParameterSize> parameters() override {
@@ -112,17 +94,17 @@ class CudaTrainingEngine : public TrainingEngine {
   }
   TrainingSnapshot snapshot(const CheckpointWriter& writer) override {
     DeviceOptimizer& optimizer = trainer_->optimizer();
-    return {arrays_of(weights_, device_->compute()), optimizer.layout(), optimizer.arrays(), copy(), writer};
+    return {arrays_of(weights_, gpu_.compute()), optimizer.layout(), optimizer.arrays(), copy(), writer};
   }
   void restore(OptimizerStateReader& reader, int64_t updates) override {
     DeviceOptimizer& optimizer = trainer_->optimizer();
     read_optimizer_state(session_, reader, optimizer.layout(), optimizer.arrays(), copy());
     optimizer.restore(updates);
-    device_->synchronize();
+    gpu_.device().synchronize();
   }
   Dtype matrix_type() const override { return Dtype::kBF16; }
   HostTensors model_tensors() override {
-    HostTensors all{arrays_of(weights_, device_->compute()), {}, {}};
+    HostTensors all{arrays_of(weights_, gpu_.compute()), {}, {}};
     all.tensors = longhalo::model_tensors(all.arrays);
     for (NamedTensor& tensor : all.tensors)
       all.copies.push_back(copy_tensor(tensor, copy()));
@@ -132,18 +114,15 @@ class CudaTrainingEngine : public TrainingEngine {
  private:
   CopyBytes copy() {
     return [this](void* to, const void* from, int64_t bytes) {
-      copy_async(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes, device_->compute());
-      check_cuda(cudaStreamSynchronize(device_->compute()), "copying a training job's state");
+      copy_async(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes, gpu_.compute());
+      check_cuda(cudaStreamSynchronize(gpu_.compute()), "copying a training job's state");
     };
   }
 
   const MpiSession& session_;
   ModelConfig config_;
   AttentionPattern pattern_;
-  std::unique_ptr<Device> device_;
-  int sharing_;  // ranks on this card
-  ChosenTransport transport_;
-  std::unique_ptr<DeviceMatmul> matmul_;
+  RankGpu gpu_;
   DeviceWeights weights_;
   std::unique_ptr<DeviceTrainer> trainer_;
 };
