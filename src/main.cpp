@@ -13,6 +13,7 @@
 #include "app/tokenize.hpp"
 #include "app/train.hpp"
 #include "app/training_setup.hpp"
+#include "comm/job_hosts.hpp"
 #include "comm/mpi_session.hpp"
 #include "comm/watchdog.hpp"
 #include "core/error.hpp"
@@ -28,8 +29,8 @@ namespace {
 void hold_signals_back(int, char**, char**) {
   JobSignals::hold_back();
 }
-__attribute__((section(".preinit_array"),
-               used)) void (*const hold_signals_back_first)(int, char**, char**) = hold_signals_back;
+using BeforeMain = void (*)(int, char**, char**);
+[[gnu::section(".preinit_array"), gnu::used]] const BeforeMain hold_signals_back_first = hold_signals_back;
 
 bool hears_requests(const CommandLine& command) {
   return (command.subcommand == Subcommand::kInfer || command.subcommand == Subcommand::kTrain) &&
@@ -87,7 +88,7 @@ int run_ranks(int argc, char** argv, const CommandLine& command) {
   set_deadline_seconds(deadline_before_start(command));
   Watchdog watchdog(-1, host_name(), JobSignals::has_stop_signal);  // outlives MPI
   MpiSession session(&argc, &argv);
-  watchdog.set_rank(session.rank());
+  watchdog.set_rank(session.rank(), hosts_of_job(session));
   try {
     return static_cast<int>(run(session, command));
   } catch (const JointError& error) {  // every rank knows: leave together

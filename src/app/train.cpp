@@ -125,6 +125,7 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
   settings_ = TrainingSettings::of(config, pattern_.describe(), fingerprint_of(engine_->parameters()),
                                    data_->fingerprint());
   settings_.fixed["the model's numbers"] = model_numbers(shape_);
+  settings_.fixed["the model's heads"] = model_heads(shape_);
   settings_.changed["precision"] = name_of(engine_->precision());
   session.together([&] {
     if (session.is_root()) checkpoints_->set_files(files_beside_weights());

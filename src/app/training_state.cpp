@@ -12,16 +12,27 @@ using nlohmann::json;
 // Change the order of the data, or what is learned of it, in a way that no later step can make good.
 constexpr const char* kFixedKeys[] = {"sequence_tokens", "packing", "seed", "validation_share"};
 
+// Of where the weights come from when a job begins: one that goes on has its own, so that another value,
+// which somebody expects something of, would do nothing.
+constexpr const char* kFirstKeys[] = {"weights", "seed"};
+
 // How far a job goes and how often it reports, which is nobody's business but the user's.
 constexpr const char* kFreeKeys[] = {"validate_every", "validation_sequences", "log_every",
                                      "save_every",     "checkpoint_every",     "checkpoint_keep"};
 
 std::string differences(const json& before, const json& now) {
   std::string list;
-  for (const auto& [key, value] : now.items()) {
-    const json old = before.is_object() ? before.value(key, json()) : json();
-    if (old != value) list += text("\n  ", key, " was ", old.dump(), ", is ", value.dump());
-  }
+  for (const auto& [key, value] : now.items())
+    if (before.contains(key) && before.at(key) != value)
+      list += text("\n  ", key, " was ", before.at(key).dump(), ", is ", value.dump());
+  return list;
+}
+
+// A version that did not look at a setting wrote nothing of it.
+std::string unknown(const json& before, const json& now) {
+  std::string list;
+  for (const auto& [key, value] : now.items())
+    if (!before.contains(key)) list += text("\n  ", key, " is ", value.dump());
   return list;
 }
 
@@ -30,17 +41,22 @@ std::string differences(const json& before, const json& now) {
 TrainingSettings TrainingSettings::of(const Config& config, const std::string& attention,
                                       const std::string& parameters, const std::string& data) {
   TrainingSettings settings;
-  json train = json::parse(dump_json(config)).at("train");
+  const json all = json::parse(dump_json(config));
+  json train = all.at("train");
   settings.fixed = {{"attention", attention},
                     {"the list of the model's parameters", parameters},
-                    {"the training data", data}};
+                    {"the training data", data},
+                    {"attention.landmark_bias", all.at("attention").at("landmark_bias")}};
+  for (const char* key : kFirstKeys)
+    settings.fixed[text("model.", key)] = all.at("model").at(key);
   for (const char* key : kFixedKeys) {
     settings.fixed[text("train.", key)] = train.at(key);
     train.erase(key);
   }
   for (const char* key : kFreeKeys)
     train.erase(key);
-  settings.changed = json::object();
+  // A folder may move; what of it matters afterwards, numbers and tokenizer, is compared by content.
+  settings.changed = {{"model.path", all.at("model").at("path")}};
   for (const auto& [key, value] : train.items())
     settings.changed["train." + key] = value;
   return settings;
@@ -54,6 +70,10 @@ json model_numbers(const ModelConfig& model) {
     numbers["rope_scaling"] = {scaling->factor, scaling->low_freq_factor, scaling->high_freq_factor,
                                scaling->original_max_position_embeddings};
   return numbers;
+}
+
+json model_heads(const ModelConfig& model) {
+  return {{"heads", model.heads}, {"kv_heads", model.kv_heads}, {"head_dim", model.head_dim}};
 }
 
 json job_state_of(const TrainingState& state, const TrainingSettings& settings) {
@@ -71,8 +91,8 @@ TrainingState training_state_of(const json& job_state, const TrainingSettings& s
   TrainingState state;
   json fixed, changed;
   try {
-    fixed = job_state.at("fixed");
-    changed = job_state.at("settings");
+    fixed = job_state.at("fixed").get<json::object_t>();
+    changed = job_state.at("settings").get<json::object_t>();
     state = {job_state.at("step"), job_state.at("sequences"), job_state.at("updates"),
              job_state.at("skipped"), job_state.at("skipped_in_a_row")};
   } catch (const json::exception& error) {
@@ -85,8 +105,12 @@ TrainingState training_state_of(const json& job_state, const TrainingSettings& s
         text("the checkpoint is of another training job:", faults), folder,
         "set that back, or choose another output.directory (model.path takes over the weights of a "
         "saved model)");
+  if (say == Say::kNo) return state;
   const std::string notes = differences(changed, settings.changed);
-  if (!notes.empty() && say == Say::kYes) log_info(text("settings that differ from the job before:", notes));
+  if (!notes.empty()) log_info(text("settings that differ from the job before:", notes));
+  const std::string unsaid = unknown(fixed, settings.fixed) + unknown(changed, settings.changed);
+  if (!unsaid.empty())
+    log_info(text("settings of which the checkpoint, written by another version, says nothing:", unsaid));
   return state;
 }
 

@@ -32,6 +32,8 @@ struct TrainingSettings {
 /// What a model computes with beside its arrays: with another of these, the same weights are another
 /// function.
 nlohmann::json model_numbers(const ModelConfig& model);
+/// How its arrays are cut into heads, which their sizes alone do not tell.
+nlohmann::json model_heads(const ModelConfig& model);
 
 nlohmann::json job_state_of(const TrainingState& state, const TrainingSettings& settings);
 

@@ -202,6 +202,10 @@ class TrainResumed(ResumingCase):
         job = self.resuming({**self.job, "model": {"path": str(model)}})
         self.assert_refused(self.train(job), "another training job", '"rope_theta":10000.0', '"rope_theta":500.0')
         self.assert_untouched(before)
+        # It would be without effect: the weights that go on have their own.
+        job = self.resuming({**self.job, "attention": {**self.job["attention"], "landmark_bias": -1}})
+        self.assert_refused(self.train(job), "another training job", 'attention.landmark_bias was "auto", is -1')
+        self.assert_untouched(before)
         (self.dir / "text.txt").write_text("Another text. " * 400)
         refused("the training data was")
 

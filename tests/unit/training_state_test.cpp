@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
 
 #include "../storage/scratch.hpp"
 #include "app/continued_metrics.hpp"
@@ -69,11 +72,58 @@ TEST(TrainingState, OfAnotherJobIsRefusedWithAllThatDiffers) {
                         {"train.seed was 0, is 4", "train.packing was \"packed\", is \"one_document\"",
                          "the training data was \"d\", is \"e\"", "the/folder"});
   EXPECT_EQ(message.find("learning_rate"), std::string::npos);
+  // What only a job that begins looks at would do nothing in one that goes on.
+  config = {};
+  config.attention.landmark_bias = -1;
+  config.model.seed = 2;
+  config.model.weights = WeightsSource::kRandom;
+  expect_user_error([&] { training_state_of(stored, settings_of(config), "the/folder", Say::kNo); },
+                    {"attention.landmark_bias was \"auto\", is -1", "model.seed was 0, is 2",
+                     "model.weights was \"checkpoint\", is \"random\""});
   for (const char* missing : {"step", "updates", "fixed", "settings"}) {
     nlohmann::json part = stored;
     part.erase(missing);
     expect_user_error([&] { training_state_of(part, settings_of({}), "the/folder", Say::kNo); },
                       {missing, "the/folder"});
+  }
+}
+
+TEST(TrainingState, EverySettingOfModelAndTrainingIsCompared) {
+  const nlohmann::json job = job_state_of({}, settings_of({}));
+  std::string known;
+  for (const char* part : {"fixed", "settings"})
+    for (const auto& [key, value] : job.at(part).items())
+      known += " " + key + " ";
+  const nlohmann::json all = nlohmann::json::parse(dump_json({}));
+  // Fixed by content: the bands, the arrays. Free: how far a job goes, how often it reports and writes.
+  const std::set<std::string> otherwise{"attention.window", "attention.landmark_stride", "attention.bands",
+                                        "model.shape"};
+  const std::set<std::string> free{"train.validate_every",   "train.validation_sequences",
+                                   "train.log_every",        "train.save_every",
+                                   "train.checkpoint_every", "train.checkpoint_keep"};
+  for (const char* section : {"model", "attention", "train"})
+    for (const auto& [key, value] : all.at(section).items()) {
+      const std::string name = std::string(section) + "." + key;
+      const bool is_compared = known.find(" " + name + " ") != std::string::npos;
+      EXPECT_EQ(is_compared, !otherwise.contains(name) && !free.contains(name)) << name;
+    }
+}
+
+TEST(TrainingState, OfAnotherVersionSaysNothingOfSomeSettings) {
+  nlohmann::json stored = job_state_of({}, settings_of({}));
+  stored["fixed"].erase("attention.landmark_bias");
+  stored["settings"].erase("train.clip");
+  ::testing::internal::CaptureStderr();
+  EXPECT_NO_THROW(training_state_of(stored, settings_of({}), "folder", Say::kYes));
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("says nothing:\n  attention.landmark_bias is \"auto\"\n  train.clip is 1.0"),
+            std::string::npos)
+      << said;
+  for (const char* part : {"fixed", "settings"}) {
+    nlohmann::json broken = stored;
+    broken[part] = 3;
+    expect_user_error([&] { training_state_of(broken, settings_of({}), "the/folder", Say::kNo); },
+                      {"not of a training job", "the/folder"});
   }
 }
 
