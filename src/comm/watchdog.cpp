@@ -18,17 +18,11 @@ namespace {
 constexpr double kMostBetweenLooks = 1, kLeastBetweenLooks = 0.02;
 constexpr double kStandstillSeconds = 1;  // of this process itself
 constexpr std::chrono::milliseconds kOthersSpeak(1500);
+// Hosts are asked whether they are there when a wait has become suspicious, and not for longer than this.
+constexpr double kAsksAfterShare = 0.25, kLongestAsking = 30;
 
 std::string rounded(double seconds) {
   return text(seconds < 10 ? std::round(10 * seconds) / 10 : std::round(seconds), " s");
-}
-
-std::string names_of(const std::vector<int>& ranks) {
-  if (ranks.empty()) return "the other ranks or this rank's device";
-  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i)
-    names += text(i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
-  return names;
 }
 
 std::string place_of(const WorkState& state) {
@@ -68,7 +62,12 @@ Watchdog::~Watchdog() {
 void Watchdog::look(double deadline, double awake_seconds) {
   WorkState state = work_state();
   state.quiet_seconds = std::min(state.quiet_seconds, awake_seconds);
-  if (state.longest && std::min(state.longest->seconds, awake_seconds) > deadline)
+  const double waited = state.longest ? std::min(state.longest->seconds, awake_seconds) : 0;
+  if (waited > std::max(kAsksAfterShare * deadline, deadline - kLongestAsking))
+    peers_.ask();
+  else
+    peers_.stop_asking();
+  if (waited > deadline)
     end(text("nothing moves: waited ", rounded(state.longest->seconds), " for ",
              names_of(state.longest->ranks), " in operation #", state.longest->number, ", ",
              state.longest->operation, "; ", place_of(state)),
@@ -91,9 +90,20 @@ void Watchdog::look(double deadline, double awake_seconds) {
   }
 }
 
+void Watchdog::set_rank(int rank, JobHosts hosts) {
+  const std::scoped_lock lock(mutex_);
+  rank_ = rank;
+  peers_.set_hosts(std::move(hosts));
+}
+
+std::string Watchdog::names_of(const std::vector<int>& ranks) const {
+  return ranks.empty() ? "the other ranks or this rank's device" : peers_.hosts().name_ranks(ranks);
+}
+
 std::string Watchdog::place() const {
-  const int rank = rank_;
-  return text("\n  where:  ", rank < 0 ? std::string("a rank") : text("rank ", rank), " on host ", host_);
+  const std::string network = peers_.describe();
+  return text("\n  where:  ", rank_ < 0 ? std::string("a rank") : text("rank ", rank_), " on host ", host_,
+              network.empty() ? "" : "\n  network: ", network);
 }
 
 void Watchdog::end(const std::string& words, double deadline) const {
