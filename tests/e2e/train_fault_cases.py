@@ -18,8 +18,8 @@ import tiny_model
 from disk_full_cases import IN_A_MOUNT, may_mount
 from train_resume_cases import ResumingCase
 
-KILLS = 50
-KILLING_SECONDS = 60
+# Enough for every run of the tests; fifty, as scripts/soak.sh does faults by the hundred, when checkpoints change.
+KILLS = int(os.environ.get("LONGHALO_TESTS_KILLS", 12))
 
 
 def on_a_disk_in_memory(case):
@@ -37,8 +37,8 @@ class TrainKilled(ResumingCase):
         job = self.training(train={"steps": 1000000, "schedule": "warmup_stable_decay", "validation_share": 0,
                                    "checkpoint_every": 1})
         generator = random.Random()
-        last, kills, end = 0, 0, time.monotonic() + KILLING_SECONDS
-        while kills < KILLS and time.monotonic() < end:
+        last = 0
+        for _ in range(KILLS):
             run = self.start_training(self.resuming(job))
             run.wait_for(lambda: (self.checkpoints() or [0])[-1] > last, "checkpoint after those that were there")
             pids = run.alive()
@@ -51,9 +51,7 @@ class TrainKilled(ResumingCase):
             self.assertGreater(kept[-1], last, "what was committed stays")
             self.assertNotIn("cannot be used", run.err, "nothing half-written is taken for a checkpoint")
             last = kept[-1]
-            kills += 1
-        print(f"{kills} kills, {last} steps")
-        self.assertGreaterEqual(kills, 10, "a minute is enough for some kills")
+        print(f"{KILLS} kills, {last} steps")
         run = self.start_training(self.resuming(job))
         run.wait_for(lambda: "goes on from" in run.so_far() and self.last_step() > last, "steps")
         os.kill(run.alive()[0], signal.SIGTERM)
