@@ -26,7 +26,7 @@ PACKAGES=(
   libopenmpi-dev openmpi-bin libhdf5-dev libcli11-dev libyaml-cpp-dev nlohmann-json3-dev
   libopenblas-openmp-dev libpcre2-dev libutf8proc-dev libsentencepiece-dev libgtest-dev
 )
-# What some tests use: of style, and of jobs under Slurm. Where a release does not offer them, those tests say so and
+# What some tests use: of style, of jobs under Slurm and on several hosts. Where a release does not offer them, those say so and
 # are skipped.
 OPTIONAL_PACKAGES=(clang-format-14 clang-tidy-14 iproute2)
 # A machine that has a Slurm of its own keeps it.
