@@ -39,7 +39,9 @@ def shared_model():
 
 
 class Run:
-    """One mpirun: started by __init__, `wait()` fills code, out, err and seconds."""
+    """One mpirun: started by __init__, `wait()` fills code, out, err and seconds. It ends with its test at the latest."""
+
+    _of_this_thread = threading.local()
 
     def __init__(self, arguments, ranks=2, environment=None, cwd=None, before=()):
         self.mark = uuid.uuid4().hex
@@ -50,6 +52,18 @@ class Run:
         self.process = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, cwd=cwd,
             env={**os.environ, **(environment or {}), _MARK: self.mark})
+        started = self._of_this_thread
+        started.runs = [*getattr(started, "runs", []), self]
+
+    @classmethod
+    def end_all(cls):
+        """Those that tests of this thread have started and not seen to their end."""
+        for run in getattr(cls._of_this_thread, "runs", []):
+            if run.process.poll() is None:
+                for pid in run.alive(any_program=True):
+                    _kill(pid)
+                run.process.wait()
+        cls._of_this_thread.runs = []
 
     def wait(self, timeout=60):
         try:
@@ -149,6 +163,7 @@ class Case(unittest.TestCase):
     def setUp(self):
         self.dir = Path(tempfile.mkdtemp(prefix="longhalo_cli_"))
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        self.addCleanup(Run.end_all)  # before its folder goes
         self.document = self.write("document.txt", tiny_model.document(60))
         self.out = self.dir / "out"
 
