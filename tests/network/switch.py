@@ -2,10 +2,11 @@
 
     switch.py '{"hosts": {"node1": PID, "node2": PID}, "device": "data0", "seed": 1}'
 
-A host is the network namespace of a process. Frames wait for their turn on the sender's and on the receiver's link
-(`rate`, a queue of 200 ms before each; what comes on top is dropped), then for `delay` and up to `jitter` more seconds,
-or are lost with the probability `loss`; two hosts' frames keep their order, as through one cable. Orders come by
-standard input, one JSON object a line, and each is answered, once it is in force, with the frames carried and lost:
+A host is the network namespace of a process. A frame waits for its turn on the sender's link (`rate`, with room for 128 kB
+before it; what comes on top is dropped), then for `delay` and up to `jitter` more seconds, then for its turn on the
+receiver's link, or it is lost with the probability `loss`. Frames from one host to another keep their order, as through a
+cable. Orders come by standard input, one JSON object a line, and each is answered, once it is in force, with the frames
+carried and lost:
 
     {"delay": 0.005, "jitter": 0.002, "loss": 0.01}      of all links
     {"host": "node2", "rate": 1e6}                       bits a second of one host's link, either way; null: no limit
@@ -32,7 +33,7 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
 IFF_TAP, IFF_NO_PI = 0x0002, 0x1000
 LONGEST_FRAME = 65536
-LONGEST_QUEUE_SECONDS = 0.2
+LONGEST_QUEUE_BYTES = 1 << 17
 
 
 def open_tap(pid, device):
@@ -55,12 +56,12 @@ class Port:
         self.rate, self.sends, self.receives = None, True, True
         self.free_at = {"up": 0.0, "down": 0.0}
 
-    def passed(self, way, frame, begin):
-        """When the frame is through this link, or None where the queue is full."""
+    def passed(self, way, frame, arrival):
+        """When a frame that arrives at one end of this link is through it, or None where there is no room to wait."""
         if self.rate is None:
-            return begin
-        begin = max(begin, self.free_at[way])
-        if begin - time.monotonic() > LONGEST_QUEUE_SECONDS:
+            return arrival
+        begin = max(arrival, self.free_at[way])
+        if (begin - arrival) * self.rate / 8 + len(frame) > LONGEST_QUEUE_BYTES:
             return None
         self.free_at[way] = begin + 8 * len(frame) / self.rate
         return self.free_at[way]
@@ -111,35 +112,43 @@ class Switch:
         if self.random.random() < self.loss:
             self.counts["lost"] += 1
             return
-        at = source.passed("up", frame, time.monotonic())
-        at = target.passed("down", frame, at) if at is not None else None
+        self.arrive(source, target, frame, self.reach_target, source.passed("up", frame, time.monotonic()),
+                    self.delay + self.jitter * self.random.random())
+
+    def reach_target(self, source, target, frame, at):
+        self.arrive(source, target, frame, self.deliver, target.passed("down", frame, at))
+
+    def deliver(self, source, target, frame, _):
+        try:
+            os.write(target.tap, frame)
+            self.counts["carried"] += 1
+        except OSError:  # a device that is not up yet
+            self.counts["cut"] += 1
+
+    def arrive(self, source, target, frame, step, at, later=0.0):
+        """Has `step` done when a frame has come there."""
         if at is None:
             self.counts["full"] += 1
             return
-        at += self.delay + self.jitter * self.random.random()
-        way = source.name, target.name
-        at = self.last_arrival[way] = max(at, self.last_arrival.get(way, 0.0))
+        way = source.name, target.name, step.__name__
+        at = self.last_arrival[way] = max(at + later, self.last_arrival.get(way, 0.0))
         self.number += 1
-        heapq.heappush(self.in_flight, (at, self.number, source, target, frame))
+        heapq.heappush(self.in_flight, (at, self.number, step, source, target, frame))
 
-    def deliver(self):
-        """What is due; returns the seconds until more is."""
+    def go_on(self):
+        """All steps that are due; returns the seconds until more are."""
         while self.in_flight:
             wait = self.in_flight[0][0] - time.monotonic()
             if wait > 0:
                 return wait
-            _, _, source, target, frame = heapq.heappop(self.in_flight)
-            try:
-                os.write(target.tap, frame)
-                self.counts["carried"] += 1
-            except OSError:  # a device that is not up yet
-                self.counts["cut"] += 1
+            at, _, step, source, target, frame = heapq.heappop(self.in_flight)
+            step(source, target, frame, at)
         return None
 
     def run(self):
         orders = b""
         while True:
-            ready, _, _ = select.select([0, *self.by_tap], [], [], self.deliver())
+            ready, _, _ = select.select([0, *self.by_tap], [], [], self.go_on())
             for tap in ready:
                 if tap != 0:
                     self.take(self.by_tap[tap])
