@@ -8,6 +8,7 @@
 #include "app/bench.hpp"
 #include "app/command_line.hpp"
 #include "app/doctor.hpp"
+#include "app/doctor_launch.hpp"
 #include "app/infer.hpp"
 #include "app/signals.hpp"
 #include "app/tokenize.hpp"
@@ -57,6 +58,7 @@ double deadline_before_start(const CommandLine& command) {
 }
 
 ExitCode run(MpiSession& session, const CommandLine& command) {
+  if (command.subcommand != Subcommand::kDoctor) refuse_unconnected_rank(session);  // a row of the doctor's
   const Config config = shared_config(session, command);
   session.set_check_operations(config.run.check_operations);
   set_deadline_seconds(config.run.deadline_seconds);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <random>
 
+#include "app/agreed_model.hpp"
 #include "app/bench.hpp"
 #include "app/bench_report.hpp"
 #include "app/model_setup.hpp"
@@ -227,8 +228,7 @@ void report_memory(BenchReport& report, const MpiSession& session, const Measure
 
 void run_bench_step(const MpiSession& session, const Config& config) {
   const int threads = use_threads(session, config);
-  ModelConfig shape;
-  session.together([&] { shape = model_shape(config); });
+  const ModelConfig shape = agreed_model(session, config);
   const std::unique_ptr<TrainingEngine> engine =
       make_cpu_training_engine(session, shape, attention_pattern(config));
   const TrainingPlan plan =

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <random>
 
+#include "app/agreed_model.hpp"
 #include "app/bench.hpp"
 #include "app/bench_report.hpp"
 #include "app/device_setup.hpp"
@@ -67,8 +68,7 @@ void report_times(BenchReport& report, const MpiSession& session, const Measured
 }  // namespace
 
 void run_bench_step_cuda(const MpiSession& session, const Config& config) {
-  ModelConfig shape;
-  session.together([&] { shape = model_shape(config); });
+  const ModelConfig shape = agreed_model(session, config);
   const AttentionPattern pattern = attention_pattern(config);
   session.together([&] {
     if (const auto objection = device_shape_objection(shape, Precision::kBf16, "the model"))

@@ -136,6 +136,15 @@ Finding launch_finding(int ranks, const Environment& environment) {
   return launch_row(seen, "as many as the launcher was asked for", Verdict::kPass, "");
 }
 
+void refuse_unconnected_rank(const MpiSession& session) {
+  if (session.ranks() > 1) return;
+  const Finding row = launch_finding(1, process_environment());
+  if (row.verdict != Verdict::kFail) return;
+  session.together([&] {
+    throw UserError(text(row.found, ", but there should be ", row.wanted), "the launcher", row.remedy);
+  });
+}
+
 std::vector<Fact> version_facts() {
   const auto version = [](const char* name, std::string value, Verdict if_different = Verdict::kFail) {
     return Fact{"versions", name, std::move(value), if_different};

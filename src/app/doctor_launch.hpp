@@ -18,6 +18,10 @@ Environment process_environment();
 /// Whether the job has as many ranks as mpirun or srun started. Pure.
 Finding launch_finding(int ranks, const Environment& environment);
 
+/// Throws UserError where launch_finding() fails a rank that MPI takes for the only one: it would do the
+/// whole job, as would each of the others.
+void refuse_unconnected_rank(const MpiSession& session);
+
 /// Something that should have one value on all ranks.
 struct Fact {
   std::string check;  // "versions"; facts of a check that are all alike are one row

@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "app/agreed_model.hpp"
 #include "app/answers.hpp"
 #include "app/engine_setup.hpp"
 #include "app/inputs.hpp"
@@ -87,7 +88,7 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
       config_(config),
       threads_(use_threads(session, config)),
       pattern_(attention_pattern(config)) {
-  session.together([&] { shape_ = model_shape(config); });
+  shape_ = agreed_model(session, config);
   session.together([&] {
     if (session.is_root()) inputs_ = std::make_unique<Inputs>(config, shape_.vocabulary);
   });

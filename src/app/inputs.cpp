@@ -122,6 +122,9 @@ std::vector<int32_t> Inputs::document_tokens(int64_t index, int64_t& bytes,
   const std::string& name = document_name(index);
   if (token_file_ != nullptr) return token_file_->read(index);
   const Document document = read_document(name);
+  if (sha256_of_text(document.text) != digests_[static_cast<size_t>(index)])
+    throw UserError("the document was changed while the job ran", name,
+                    "start again with output.if_exists: resume once it is complete; what is recorded stays");
   bytes = static_cast<int64_t>(document.text.size());
   Progress progress(text("tokenising ", name), bytes, ProgressUnit::kBytes, options);
   return tokenizer_->encode(document.text, SpecialTokens::kAsText,

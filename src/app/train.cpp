@@ -7,7 +7,9 @@
 #include <numbers>
 #include <optional>
 
+#include "app/agreed_model.hpp"
 #include "app/continued_metrics.hpp"
+#include "app/doctor_disks.hpp"
 #include "app/engine_setup.hpp"
 #include "app/job_log.hpp"
 #include "app/model_setup.hpp"
@@ -95,6 +97,8 @@ class TrainJob {
   ModelConfig shape_;
   std::unique_ptr<TrainingData> data_;
   std::unique_ptr<TrainingCheckpoints> checkpoints_;
+  // As they were at the start: the folder that they come from may change while the job runs. On rank 0.
+  std::vector<std::pair<std::string, std::string>> files_;
   std::optional<RestoredCheckpoint> restored_;
   std::unique_ptr<RunLog> log_, metrics_;  // rank 0 writes
   std::unique_ptr<ShardPlan> shards_;
@@ -112,7 +116,7 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
       train_(config.train),
       threads_(use_threads(session, config)),
       pattern_(attention_pattern(config)) {
-  session.together([&] { shape_ = model_shape(config); });
+  shape_ = agreed_model(session, config);
   data_ = std::make_unique<TrainingData>(session, config, shape_.vocabulary);
   prepare_output();
   engine_ = make_training_engine(session, config, shape_, pattern_);
@@ -128,7 +132,9 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
   settings_.fixed["the model's heads"] = model_heads(shape_);
   settings_.changed["precision"] = name_of(engine_->precision());
   session.together([&] {
-    if (session.is_root()) checkpoints_->set_files(files_beside_weights());
+    if (!session.is_root()) return;
+    files_ = files_beside_weights();
+    checkpoints_->set_files(files_);
   });
   if (restored_)
     session.together([&] {
@@ -154,6 +160,12 @@ void TrainJob::prepare_output() {
     if (error)
       throw UserError(text("the output folder cannot be made: ", error.message()), folder.string(),
                       "choose another output.directory");
+  });
+  // Every rank writes its part of a checkpoint there; the first of those may be hours away.
+  const std::vector<Finding> seen = shared_folder_finding(session_, folder);
+  session_.together([&] {
+    for (const Finding& row : seen)
+      if (row.verdict == Verdict::kFail) throw UserError(row.found, folder.string(), row.remedy);
   });
   checkpoints_ =
       std::make_unique<TrainingCheckpoints>(session_, folder, static_cast<int>(train_.checkpoint_keep));
@@ -350,7 +362,7 @@ void TrainJob::validate() {
 void TrainJob::save() {
   session_.together([&] {
     if (!session_.is_root()) return;
-    save_model(engine_->model_tensors().tensors, files_beside_weights(),
+    save_model(engine_->model_tensors().tensors, files_,
                std::filesystem::path(config_.output.directory) / "model");
   });
 }

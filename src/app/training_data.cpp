@@ -5,7 +5,9 @@
 
 #include "app/inputs.hpp"
 #include "app/model_setup.hpp"
+#include "comm/alike.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "dataset/documents.hpp"
 #include "storage/sha256.hpp"
 #include "tokenizer/tokenizer.hpp"
@@ -84,12 +86,25 @@ bool has_labels(PackedSequences& part, int64_t sequences) {
   return false;
 }
 
+// The root makes tokens of all texts while the others wait.
+double slow_tokenising_seconds(const Config& config) {
+  constexpr double kSlow = 0.5e6;  // bytes a second
+  double bytes = 0;
+  for (const std::string& name : config.input.documents) {
+    std::error_code error;
+    const auto size = std::filesystem::file_size(name, error);
+    if (!error) bytes += static_cast<double>(size);
+  }
+  return bytes / kSlow;
+}
+
 }  // namespace
 
 TrainingData::TrainingData(const MpiSession& session, const Config& config, int64_t vocabulary) {
   const bool from_file = !config.input.tokens.empty();
   std::vector<std::vector<int32_t>> texts;
   std::vector<int32_t> prefix, suffix;
+  const MorePatience for_the_root(slow_tokenising_seconds(config));
   session.together([&] {
     if (from_file) {
       file_ = std::make_unique<TokenFile>(config.input.tokens);
@@ -113,10 +128,10 @@ TrainingData::TrainingData(const MpiSession& session, const Config& config, int6
   for (std::vector<int32_t>* values : {&prefix, &suffix, &token_bytes_})
     share(session, *values);
   documents_ = with_affixes(std::move(documents_), std::move(prefix), std::move(suffix));
-  session.together([&] {
-    if (session.is_root()) fingerprint_ = fingerprint_of(*documents_);
-  });
-  fingerprint_ = broadcast_text(session, fingerprint_);
+  session.together([&] { fingerprint_ = fingerprint_of(*documents_); });
+  require_alike(session, "the fingerprint of the tokens", fingerprint_,
+                from_file ? config.input.tokens : "input.documents",
+                "give all hosts the same file: one that they share, or copies made anew from one place");
 
   const std::string origin = from_file ? config.input.tokens : "input.documents";
   const Config::Train& train = config.train;

@@ -8,6 +8,7 @@
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
+#include "core/file_access.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
@@ -91,7 +92,7 @@ std::optional<std::string> read_config_file(const std::filesystem::path& path, C
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   if (status.type() == std::filesystem::file_type::not_found) {
-    faults.add(path.string(), "there is no such config file");
+    faults.add(path.string(), "there is no such config file" + start_of_relative(path));
     return std::nullopt;
   }
   if (error || status.type() == std::filesystem::file_type::directory) {

@@ -32,7 +32,8 @@ class Descriptor {
 
 [[noreturn]] void cannot_read(int error, const fs::path& file) {
   throw UserError(text("the file cannot be read: ", std::strerror(error)), file.string(),
-                  "check that it exists and that you may read it");
+                  "check that it exists and that you may read it" +
+                      (error == ENOENT ? start_of_relative(file) : std::string()));
 }
 
 bool everybody_may_write(const fs::path& folder) {
@@ -41,6 +42,13 @@ bool everybody_may_write(const fs::path& folder) {
 }
 
 }  // namespace
+
+std::string start_of_relative(const fs::path& path) {
+  std::error_code error;
+  const fs::path start = fs::current_path(error);
+  if (path.is_absolute() || error) return {};
+  return text("; this relative path starts at ", start.string());
+}
 
 std::string read_text_file(const fs::path& file, int64_t most_bytes) {
   // O_NONBLOCK: opening a pipe must not wait for its writer. It has no effect on regular files.

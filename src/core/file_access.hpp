@@ -8,6 +8,11 @@
 
 namespace longhalo {
 
+/// Where a relative path begins, for the end of a message on a file that is not there: a launcher (srun
+/// --chdir, mpirun -wdir) may have started this process in another folder than the user has in mind. Empty
+/// for an absolute path.
+std::string start_of_relative(const std::filesystem::path& path);
+
 /// The bytes of a regular file of at most `most_bytes`. Throws UserError, also for a pipe or a device
 /// (reading one may never end), a larger file, and one that is cut while it is read.
 std::string read_text_file(const std::filesystem::path& file, int64_t most_bytes);

@@ -19,7 +19,8 @@ Json read_json(const std::filesystem::path& path) {
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path, ignored))
     throw UserError("a model file cannot be read", path.string(),
-                    "model.path must be a Hugging Face model directory with config.json and *.safetensors");
+                    "model.path must be a Hugging Face model directory with config.json and *.safetensors" +
+                        start_of_relative(path));
   try {
     Json json = Json::parse(read_json_text(path, kMostBytes));
     if (!json.is_object())

@@ -1,5 +1,7 @@
 #include "storage/hdf5_error.hpp"
 
+#include <cerrno>
+#include <charconv>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,16 @@ herr_t collect(unsigned, const H5E_error2_t* entry, void* into) noexcept {
   } catch (...) {  // no memory for the text: an exception must not pass through C code
     return -1;
   }
+}
+
+// The system's error number, which HDF5 writes among its words; 0 where there is none.
+int system_error_in(std::string_view words) {
+  constexpr std::string_view kBefore = "errno = ";
+  const size_t at = words.find(kBefore);
+  int error = 0;
+  if (at != std::string_view::npos)
+    std::from_chars(words.data() + at + kBefore.size(), words.data() + words.size(), error);
+  return error;
 }
 
 }  // namespace
@@ -46,17 +58,26 @@ std::string hdf5_error_text() {
 }
 
 void throw_hdf5_read_error(std::string_view action, std::string_view where) {
+  const std::string reason = hdf5_error_text();
+  const bool is_locked = reason.find("unable to lock file") != std::string::npos;
   throw UserError(
-      text("cannot ", action, ": ", hdf5_error_text()), where,
-      "check that this is a complete HDF5 file of the expected kind (h5ls and h5dump show its contents)");
+      text("cannot ", action, ": ", reason), where,
+      is_locked
+          ? "another program has locked it, or its file system knows no locks; LongHalo asks for none unless "
+            "the environment has HDF5_USE_FILE_LOCKING: unset that variable"
+          : "check that this is a complete HDF5 file of the expected kind (h5ls and h5dump show its "
+            "contents)");
 }
 
 void throw_hdf5_write_error(std::string_view action, std::string_view where,
                             const std::filesystem::path& file, int64_t bytes_needed) {
   const std::string reason = hdf5_error_text();
-  throw UserError(text("cannot ", action, ": ", reason, "; ", bytes_needed, " bytes needed; ",
-                       free_bytes(file), " bytes free on this file system"),
-                  where, "free space on this file system, or choose a place on another one");
+  const int error = system_error_in(reason);
+  std::string what = text("cannot ", action, ": ", reason);
+  const bool is_size = error == 0 || error == ENOSPC || error == EDQUOT || error == EFBIG;
+  if (is_size && bytes_needed > 0) what += text("; ", bytes_needed, " bytes needed");
+  if (is_size) what += text("; ", free_bytes(file), " bytes free on this file system");
+  throw UserError(what, where, write_remedy(error == 0 ? ENOSPC : error));
 }
 
 Hdf5Id own_hdf5(hid_t id, Hdf5Id::Closer closer, std::string_view call) {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
@@ -156,7 +157,21 @@ std::string host_name() {
 }
 
 void throw_file_error(int error, std::string_view action, const fs::path& file) {
-  throw UserError(text("cannot ", action, " it: ", std::strerror(error)), file.string(), remedy_for(error));
+  throw UserError(text("cannot ", action, " it: ", std::strerror(error)), file.string(),
+                  text(remedy_for(error), error == ENOENT ? start_of_relative(file) : ""));
+}
+
+std::string_view write_remedy(int error) {
+  switch (error) {
+    case ENOSPC:
+      return "free space on this file system, or choose a place on another one";
+    case EDQUOT:
+      return "the user's or project's quota is used up; remove files or choose another place";
+    case EFBIG:
+      return "raise the limit of the file size (ulimit -f), or choose another file system";
+    default:
+      return remedy_for(error);
+  }
 }
 
 void throw_write_error(int error, const fs::path& file, int64_t bytes_needed) {
@@ -164,12 +179,7 @@ void throw_write_error(int error, const fs::path& file, int64_t bytes_needed) {
   if (bytes_needed > 0) what += text("; ", bytes_needed, " bytes needed");
   const int64_t available = free_bytes(file);
   if (available >= 0) what += text("; ", available, " bytes free on this file system");
-  std::string_view remedy = remedy_for(error);
-  if (error == ENOSPC) remedy = "free space on this file system, or choose a place on another one";
-  if (error == EDQUOT)
-    remedy = "the user's or project's quota is used up; remove files or choose another place";
-  if (error == EFBIG) remedy = "raise the limit of the file size (ulimit -f), or choose another file system";
-  throw UserError(what, file.string(), remedy);
+  throw UserError(what, file.string(), write_remedy(error));
 }
 
 }  // namespace longhalo

@@ -70,5 +70,7 @@ std::string host_name();
 [[noreturn]] void throw_file_error(int error, std::string_view action, const std::filesystem::path& file);
 /// The same for writing: says how many bytes were needed and how many are free.
 [[noreturn]] void throw_write_error(int error, const std::filesystem::path& file, int64_t bytes_needed);
+/// What to do about errno value `error` met while writing.
+std::string_view write_remedy(int error);
 
 }  // namespace longhalo

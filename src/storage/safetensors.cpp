@@ -13,6 +13,7 @@
 #include <set>
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/nearest.hpp"
 #include "core/text.hpp"
 #include "storage/posix.hpp"
@@ -271,7 +272,8 @@ ModelWeights::ModelWeights(const fs::path& directory) {
   std::error_code error;
   if (!fs::is_directory(directory, error)) {
     throw UserError("the model directory does not exist or is not a folder", directory.string(),
-                    "name a Hugging Face model directory (config.json, *.safetensors, tokenizer.json)");
+                    "name a Hugging Face model directory (config.json, *.safetensors, tokenizer.json)" +
+                        start_of_relative(directory));
   }
   if (fs::exists(single, error)) {
     source_ = single;

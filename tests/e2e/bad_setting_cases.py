@@ -6,7 +6,7 @@ import subprocess
 import h5py
 import yaml
 
-from harness import EXECUTABLE, SOURCE, Case, Run, files_below, shared_model
+from harness import EXECUTABLE, SOURCE, Case, Run, files_below, records_of, shared_model
 
 
 class BadConfig(Case):
@@ -217,3 +217,22 @@ class BadOutput(Case):
         first.process.terminate()
         first.wait()
         self.assertEqual(first.alive(), [])
+
+    def test_several_started_at_once(self):
+        """One of them has the folder; the others are refused and take nothing from it."""
+        for mode in ("error", "replace"):
+            self.out = self.dir / mode
+            config = self.config(output={"directory": str(self.out), "if_exists": mode},
+                                 generate={"max_new_tokens": 3000})
+            runs = [self.start(config) for _ in range(3)]
+            codes = sorted(run.wait().code for run in runs)
+            self.assertEqual(codes[0], 0)
+            self.assertEqual(codes[-1], 2, "the second began when the first was over")
+            if mode == "error":
+                self.assertEqual(codes, [0, 2, 2])
+            for run in runs:
+                self.assertEqual(run.alive(), [])
+                if run.code != 0:
+                    self.assertRegex(run.err, "another job is writing into this folder|there are results already")
+            self.assertEqual(len(records_of(self.out)), 3)
+            self.assertEqual([p.name for p in self.out.rglob("*") if ".tmp." in p.name or p.name.endswith(".lock")], [])

@@ -32,6 +32,12 @@ def may_mount():
         return probe.returncode == 0
 
 
+def make_read_only(run, folder):
+    """For a job that was started with `unshare -m`: files that it has open stay writable, as on a real disk in part."""
+    subprocess.run(["nsenter", "-t", str(run.alive()[0]), "-m", "sh", "-ec",
+                    f"mount --bind {folder} {folder}; mount -o remount,bind,ro {folder}"], check=True)
+
+
 @unittest.skipUnless(may_mount(), "a tmpfs in a private mount namespace is not permitted here (unshare -m, as root)")
 class FullDisk(Case):
 
@@ -114,3 +120,33 @@ class FullDisk(Case):
                   before=[str(word) for word in before]).wait()
         self.assert_refused(run, self.mount / "tokens.h5")
         self.assertEqual(list(Path(self.kept).rglob("*")), [])
+
+    def test_read_only_from_the_middle_on(self):
+        """As a disk becomes by an error: what is recorded stays, and the job that is resumed elsewhere does the rest."""
+        names = [str(self.write(f"{i}.txt", tiny_model.document(20 + i, seed=i))) for i in range(30)]
+        config = self.config(input={"documents": names}, generate={"max_new_tokens": 300})
+        run = self.start(config, before=["unshare", "-m"])
+        run.wait_for(lambda: (self.out / "results.jsonl").exists(), "records")
+        make_read_only(run, self.out)
+        run.wait()
+        run.seconds = 0  # it was at work
+        self.assert_refused(run, self.out, "ead-only file system", "choose another place")
+        records = records_of(self.out)
+        self.assertLess(len(records), 3 * len(names), "the job was over before")
+        again = self.succeed({**config, "output": {**config["output"], "if_exists": "resume"}})
+        self.assertEqual(len(again), 3 * len(names))
+        for key, record in records.items():
+            self.assertEqual(again[key], record)
+
+    def test_no_shared_memory(self):
+        """/dev/shm full or of a few pages: ranks of a host talk by other means, and the answers are the same."""
+        whole = self.succeed(self.config())
+        for size, before in (("64k", "head -c 65536 /dev/zero > /dev/shm/filler"), ("4k", "true")):
+            self.out = self.dir / size
+            run = self.infer(self.config(output={"directory": str(self.out)}), before=[
+                "unshare", "-m", "sh", "-ec", f'mount -t tmpfs -o size={size} none /dev/shm; {before}; exec "$@"', "sh"])
+            self.assertEqual(run.code, 0, run.err)
+            records = records_of(self.out)
+            self.assertEqual(set(records), set(whole))
+            for key, record in whole.items():
+                self.assertEqual(records[key].get("answer_ids"), record.get("answer_ids"))

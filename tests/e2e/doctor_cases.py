@@ -136,6 +136,15 @@ class Doctor(Case):
         self.assertEqual({row["where"] for row in self.rows(report, "halo bandwidth")},
                          {"within a host", "between hosts"})
 
+    def test_little_shared_memory(self):
+        """Seen on the host that has it so; what else lies there counts."""
+        report, run = self.on_two_hosts("mount -t tmpfs -o size=64M none /dev/shm; head -c 60M /dev/zero > /dev/shm/left")
+        self.assertEqual(run.code, 2, run.out + run.err)
+        (row,) = [row for row in self.rows(report, "shared memory") if row["verdict"] == "fail"]
+        self.assertIn("second", row["where"])
+        self.assertIn("free of 64 MiB", row["found"])
+        self.assertIn("--shm-size", row["remedy"])
+
     def port(self, device, state="4: ACTIVE", rate="400 Gb/sec (4X NDR)", **counters):
         folder = self.dir / "sys" / "class" / "infiniband" / device / "ports" / "1"
         (folder / "counters").mkdir(parents=True)

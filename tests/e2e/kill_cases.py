@@ -143,6 +143,18 @@ class Vanishing(Case):
         self.assert_refused(run, self.second, "empty")
         self.assertEqual(len(records_of(self.out)), 2)
 
+    def test_document_changed(self):
+        """Its records would say that they are of the text that was there at first."""
+        run = self.while_answering(lambda: self.second.write_text(tiny_model.document(30, seed=5)))
+        self.assert_refused(run, self.second, "changed while the job ran", "resume")
+        before = records_of(self.out)
+        self.assertEqual({document for document, _, _ in before}, {str(self.document)})
+        config = json.loads(self.yaml.read_text())
+        after = self.succeed({**config, "output": {**config["output"], "if_exists": "resume"}})
+        self.assertEqual(len(after), 4)
+        for key, record in before.items():
+            self.assertEqual(after[key], record)
+
     def test_output_removed(self):
         run = self.while_answering(lambda: shutil.rmtree(self.out))
         self.assert_refused(run, self.out)

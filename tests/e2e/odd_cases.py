@@ -5,9 +5,10 @@ import os
 
 import h5py
 import numpy as np
+import yaml
 
 import tiny_model
-from harness import Case, shared_model
+from harness import Case, Run, shared_model
 
 
 class OddInput(Case):
@@ -84,6 +85,23 @@ class OddInput(Case):
 
 
 class OddSettings(Case):
+
+    def test_config_of_another_editor(self):
+        """A byte order mark and lines that end in CR LF change nothing; UTF-16 is refused with its name."""
+        text = yaml.safe_dump(self.config(), allow_unicode=True) + "# Größe\n"
+        printed = []
+        for contents in (text.encode(), b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()):
+            run = Run(["infer", "--config", self.write("c.yaml", contents), "--print-config"], ranks=0).wait()
+            self.assertEqual(run.code, 0, run.err)
+            printed.append(run.out)
+        self.assertEqual(*printed)
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+            file = self.own_model() / name if name == "config.json" else self.dir / "own_model" / name
+            file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
+        run = Run(["infer", "--config", self.dir / "c.yaml", "--set", f"model.path={self.dir / 'own_model'}"]).wait()
+        self.assertEqual(run.code, 0, run.err)
+        run = Run(["infer", "--config", self.write("wide.yaml", text.encode("utf-16"))]).wait()
+        self.assert_refused(run, "wide.yaml:1", "UTF-8")
 
     def test_everything_is_one(self):
         config = self.config(attention={"window": 1, "landmark_stride": 1}, run={"token_tile": 1},

@@ -82,6 +82,22 @@ class SameOnAnyRanks(RankCase):
         """Shards begin at multiples of lcm(128, 7) = 896: every rank but the first two owns nothing."""
         self.check(400, ranks=(3,), attention={"window": 33, "landmark_stride": 7})
 
+    def test_far_from_the_beginning(self):
+        """150,000 tokens on: a token sees what it would near the beginning, for positions count by their distance.
+
+        Of a window of 40 without landmarks, through two layers, nothing before the last 79 tokens matters. What 16 bits
+        of a position, or an angle in fp32, would make of it is larger by far than what is allowed here.
+        """
+        generator = np.random.default_rng(11)
+        ids = generator.integers(3, tiny_model.VOCABULARY, 150_001)
+        scores = []
+        for name, part in (("far", ids), ("near", ids[-1000:])):
+            tiny_model.write_tokens(self.dir / f"{name}.h5", shared_model(), [part])
+            config = self.config(input={"documents": None, "prompts": None, "tokens": str(self.dir / f"{name}.h5")},
+                                 tasks=["score"], attention={"window": 40, "landmark_stride": 0})
+            scores.append(next(iter(self.results(config, 2, name).scores.values()))[-900:])
+        np.testing.assert_allclose(*scores, rtol=0, atol=1e-4)
+
     def test_sampling_repeats_with_its_seed(self):
         prompts = ["What?", "Why?", "When?"]
 

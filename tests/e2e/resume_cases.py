@@ -1,5 +1,6 @@
 """What a resumed job keeps, and what it refuses because old and new records would not mean the same."""
 
+import fcntl
 import os
 import signal
 
@@ -92,6 +93,16 @@ class TokenFiles(Case):
         heap = contents.rindex(b"GCOL") + 16  # behind signature, version and size: the first object's index and size
         (self.dir / "tokens.h5").write_bytes(contents[: heap + 8] + b"\xff" * 7 + contents[heap + 15 :])
         self.assert_refused(self.infer(config), "tokens.h5")
+
+    def test_a_lock_of_another_program(self):
+        """HDF5 would not open what h5py has open for writing, and on some network disks nothing at all."""
+        config = self.tokens_of(shared_model())
+        with open(self.dir / "tokens.h5", "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.assertEqual(len(self.succeed(config)), 1)
+            again = {**config, "output": {"directory": str(self.dir / "again")}}
+            run = self.infer(again, environment={"HDF5_USE_FILE_LOCKING": "TRUE"})
+            self.assert_refused(run, "tokens.h5", "unable to lock file", "HDF5_USE_FILE_LOCKING")
 
     def test_begin_token_stands_before_them(self):
         """Text and its token file are the same sequence, also where the model wants a token in front."""

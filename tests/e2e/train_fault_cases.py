@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import tiny_model
-from disk_full_cases import IN_A_MOUNT, may_mount
+from disk_full_cases import IN_A_MOUNT, make_read_only, may_mount
 from train_resume_cases import ResumingCase
 
 # Enough for every run of the tests; fifty, as scripts/soak.sh does faults by the hundred, when checkpoints change.
@@ -169,6 +169,23 @@ class TrainFaults(ResumingCase):
         self.assertEqual(self.checkpoints(), [2950, 3000])
         self.train_well(self.resuming({**job, "train": {**job["train"], "steps": 3010}}))
 
+    def test_model_folder_changed(self):
+        """What the trained model has of it beside weights was read at the start."""
+        model = self.own_model()
+        job = self.training(model={"path": str(model)}, train={"steps": 150, "validate_every": 150})
+        before = {name: (model / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")}
+        run = self.start_training(job)
+        run.wait_for(lambda: self.last_step() > 2, "steps")
+        (model / "tokenizer.json").write_text("{}")
+        (model / "config.json").write_text(json.dumps({**tiny_model.CONFIG, "rope_theta": 77.0}))
+        (model / "tokenizer_config.json").unlink()
+        self.assertLess(self.last_step(), 140, "the job was over before")
+        run.wait()
+        self.assertEqual(run.code, 0, run.err)
+        for folder in (self.out / "model", self.checkpoint(150)):
+            self.assertEqual({name: (folder / name).read_bytes() for name in before}, before)
+            self.assertEqual(json.loads((folder / "config.json").read_text())["rope_theta"], 10000.0)
+
     def test_not_finite(self):
         """A word of probability 0: each step that has to foresee it is skipped by all ranks, and only those.
 
@@ -255,3 +272,19 @@ class TrainFullDisk(ResumingCase):
         run = self.train_well(self.resuming({**job, "output": {"directory": str(parts)}}))
         self.assertIn("step 10 of 30", run.err)
         self.assert_same_run(parts, self.out)
+
+    def test_read_only_from_the_middle_on(self):
+        """No checkpoint can be written any more: said each time, and at the end an error; the last good one is used."""
+        job = self.training(train={"steps": 4000, "validate_every": 4000, "checkpoint_every": 20})
+        run = self.start_training(job, before=["unshare", "-m"])
+        run.wait_for(self.checkpoints, "checkpoint")
+        make_read_only(run, self.out)
+        kept = self.checkpoints()
+        run.wait_for(lambda: "the job goes on: " in run.so_far(), "warning")
+        os.kill(run.alive()[1], signal.SIGTERM)
+        run.wait()
+        run.seconds = 0
+        self.assert_refused(run, "ead-only file system", self.out / "checkpoints")
+        self.assertEqual(self.checkpoints(), kept)
+        again = self.train_well(self.resuming({**job, "train": {**job["train"], "steps": kept[-1] + 10}}))
+        self.assertIn(f"step {kept[-1]} of", again.err)

@@ -275,3 +275,15 @@ class TrainResumed(ResumingCase):
         os.kill(run.alive()[0], signal.SIGTERM)
         run.wait()
         self.assertEqual(run.code, 75, run.err)
+
+    def test_several_jobs_started_at_once(self):
+        runs = [self.start_training(self.training(train={"steps": 200, "checkpoint_every": 50})) for _ in range(3)]
+        for run in runs:
+            run.wait(120)
+        self.assertEqual(sorted(run.code for run in runs), [0, 2, 2], [run.err for run in runs])
+        for run in runs:
+            self.assertEqual(run.alive(), [])
+            if run.code == 2:
+                self.assertRegex(run.err, "another job is writing into this folder|an earlier training run")
+        self.assertEqual([r["step"] for r in self.metrics("step")], list(range(1, 201)))
+        self.assertEqual(self.checkpoints(), [150, 200])

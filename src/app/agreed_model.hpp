@@ -1,0 +1,23 @@
+// The model of a job, the same on all ranks. Each rank reads the model's folder itself, and a copy on a
+// host's own disk may be an older one: results would look like results, of a model that nobody has.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "comm/mpi_session.hpp"
+#include "config/config.hpp"
+#include "model/model_config.hpp"
+
+namespace longhalo {
+
+/// model_shape() of every rank. Throws the same JointError on all ranks where it differs, or the weights of
+/// the checkpoint do. Collective.
+ModelConfig agreed_model(const MpiSession& session, const Config& config);
+
+/// 16 hex digits of all names, types and shapes of a model's tensors and of samples of each one's bytes (all
+/// of it up to 12 KiB): tells models and training steps apart in the time it takes to open the files. A bit
+/// that is wrong in one copy can pass. Throws UserError.
+std::string weights_fingerprint(const std::filesystem::path& model_directory);
+
+}  // namespace longhalo
