@@ -1,0 +1,67 @@
+#include "app/agreed_model.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "app/model_setup.hpp"
+#include "app/training_state.hpp"
+#include "comm/alike.hpp"
+#include "storage/checksum.hpp"
+#include "storage/safetensors.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr const char* kRemedy =
+    "give all hosts the same model: one folder that they share, or copies made anew from one place";
+
+// All that the computation takes from config.json and generation_config.json.
+std::string shape_text(const ModelConfig& model) {
+  nlohmann::json shape = model_heads(model);
+  shape.update(model_numbers(model));
+  shape.update({{"layers", model.layers},
+                {"hidden", model.hidden},
+                {"ffn", model.ffn},
+                {"vocabulary", model.vocabulary},
+                {"eos", model.eos_ids}});
+  return shape.dump();
+}
+
+void add_samples(Checksum64& sum, std::span<const std::byte> bytes) {
+  constexpr size_t kSample = 4096;
+  if (bytes.size() <= 3 * kSample) return sum.update(bytes);
+  for (const size_t at : {size_t{0}, (bytes.size() - kSample) / 2, bytes.size() - kSample})
+    sum.update(bytes.subspan(at, kSample));
+}
+
+}  // namespace
+
+std::string weights_fingerprint(const std::filesystem::path& model_directory) {
+  const ModelWeights weights(model_directory);
+  Checksum64 sum;
+  for (const std::string& name : weights.names()) {
+    const TensorView& tensor = weights.view(name);
+    sum.update_values(std::span(name));
+    sum.update_values(std::span(dtype_name(tensor.dtype)));
+    sum.update_values(std::span(std::as_const(tensor.shape)));
+    add_samples(sum, tensor.bytes);
+  }
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(sum.value()));
+  return digits;
+}
+
+ModelConfig agreed_model(const MpiSession& session, const Config& config) {
+  ModelConfig shape;
+  session.together([&] { shape = model_shape(config); });
+  if (session.ranks() == 1 || config.model.weights != WeightsSource::kCheckpoint) return shape;
+  require_alike(session, "the shape of the model", shape_text(shape), config.model.path + "/config.json",
+                kRemedy);
+  std::string fingerprint;
+  session.together([&] { fingerprint = weights_fingerprint(config.model.path); });
+  require_alike(session, "the fingerprint of the weights", fingerprint, config.model.path, kRemedy);
+  return shape;
+}
+
+}  // namespace longhalo
