@@ -46,7 +46,11 @@ std::optional<double> job_end_of_environment() {
 }
 
 double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  using Seconds = std::chrono::duration<double>;
+  const auto steady = [] { return Seconds(std::chrono::steady_clock::now().time_since_epoch()).count(); };
+  static const double between =
+      Seconds(std::chrono::system_clock::now().time_since_epoch()).count() - steady();
+  return steady() + between;
 }
 
 }  // namespace longhalo

@@ -31,7 +31,8 @@ class JobEnd {
 /// What SLURM_JOB_END_TIME says; empty where it is not set or is no time.
 std::optional<double> job_end_of_environment();
 
-/// Seconds since 1970.
+/// Seconds since 1970, by the system's clock at the first call and a steady one from there: a clock that is
+/// set while a job runs would make it stop far too early, or not at all.
 double now_seconds();
 
 }  // namespace longhalo

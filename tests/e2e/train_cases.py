@@ -190,6 +190,22 @@ class Train(TrainingCase):
         self.train_well(job)
         self.assertGreater(self.metrics("validation")[0]["counted_tokens"], 1)
 
+    def test_scores_of_all_words_are_never_there_at_once(self):
+        """8,000 tokens by 65,536 words would be 2.1 GB in fp32, in training forward and backward."""
+        vocabulary, ids = 1 << 16, np.random.default_rng(5).integers(0, 1 << 16, 8000)
+        with h5py.File(self.dir / "t.h5", "w") as file:
+            file["tokens"], file["document_offsets"] = ids.astype(np.uint16), np.array([0, len(ids)], np.int64)
+            file.attrs["format"], file.attrs["vocabulary_size"] = "longhalo tokens 1", np.int64(vocabulary)
+        job = self.config(model={"path": None, "weights": "random", "shape": {
+            "layers": 1, "hidden": 8, "ffn": 8, "heads": 1, "kv_heads": 1, "head_dim": 8, "vocabulary": vocabulary}},
+            input={"documents": None, "prompts": None, "tokens": str(self.dir / "t.h5")}, tasks=["score"])
+        record = next(iter(self.succeed(job, ranks=1).values()))
+        self.assertLess(record["figures"]["peak_memory_bytes"], 1e9)
+        self.out = self.dir / "train"
+        self.train_well({**job, "tasks": [], "output": {"directory": str(self.out)}, "train": {
+            "steps": 1, "sequence_tokens": 8000, "validation_share": 0}}, ranks=1)
+        self.assertLess(self.metrics("step")[0]["memory"]["peak_resident"]["max"], 1e9)
+
     def test_a_wild_learning_rate_stops_the_job(self):
         run = self.train(self.training(train={"learning_rate": 90, "clip": 0, "warmup_steps": 0, "steps": 40,
                                               "weight_decay": 100, "most_skipped": 2, "validation_share": 0}))

@@ -1,11 +1,17 @@
 // Exchanges between ranks, with values that tell their owner and position.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <numeric>
+#include <span>
 
 #include "comm/halo_exchange.hpp"
 #include "comm/landmark_gather.hpp"
 #include "comm/row_broadcast.hpp"
+#include "device/available_memory.hpp"
 #include "support/mpi_main.hpp"
 
 namespace longhalo::test {
@@ -129,6 +135,37 @@ TEST(MpiSession, GathersAndBroadcastsTexts) {
   EXPECT_EQ(spread.min, 0);
   EXPECT_EQ(spread.max, session().ranks() - 1);
   EXPECT_DOUBLE_EQ(spread.mean, (session().ranks() - 1) / 2.0);
+}
+
+// Counts of MPI are int. The root's bytes are zeros that take no memory, but for a few marks.
+TEST(MpiSession, BroadcastsMoreThanAnIntCounts) {
+  if (session().ranks() != 2) GTEST_SKIP() << "two ranks show it; each takes 2 GB";
+  constexpr int64_t kBytes = (int64_t{1} << 31) + 12345, kBetweenMarks = (int64_t{1} << 26) + 1;
+  if (bits_of_ranks(session(), available_host_bytes() < 2 * kBytes ? 1 : 0) != 0)
+    GTEST_SKIP() << "less than 4 GB of memory are left";
+  const std::unique_ptr<char, void (*)(void*)> data(
+      static_cast<char*>(std::calloc(static_cast<size_t>(kBytes), 1)), &std::free);
+  ASSERT_NE(data, nullptr);
+  const std::span<char> bytes(data.get(), static_cast<size_t>(kBytes));
+  const auto mark = [](int64_t at) { return static_cast<char>(1 + at / kBetweenMarks); };
+  if (session().is_root()) {
+    for (int64_t at = 0; at < kBytes; at += kBetweenMarks)
+      bytes[static_cast<size_t>(at)] = mark(at);
+    bytes.back() = 99;
+  } else {
+    std::memset(bytes.data(), 0xff, bytes.size());
+  }
+  broadcast_bytes(session(), bytes.data(), kBytes, 0);
+  ASSERT_EQ(bytes.back(), 99);
+  bytes.back() = 0;
+  for (int64_t at = 0; at < kBytes; at += kBetweenMarks) {
+    ASSERT_EQ(bytes[static_cast<size_t>(at)], mark(at)) << at;
+    bytes[static_cast<size_t>(at)] = 0;
+    if (session().is_root()) continue;
+    const auto count = static_cast<size_t>(std::min(kBetweenMarks, kBytes - at));
+    // All equal to the first, which is zero.
+    ASSERT_EQ(std::memcmp(bytes.data() + at, bytes.data() + at + 1, count - 1), 0) << at;
+  }
 }
 
 // The ranks go separate ways at the second operation; all of them learn which, and go on together.
