@@ -90,16 +90,14 @@ int run_ranks(int argc, char** argv, const CommandLine& command) {
   set_deadline_seconds(deadline_before_start(command));
   Watchdog watchdog(-1, host_name(), JobSignals::has_stop_signal);  // outlives MPI
   MpiSession session(&argc, &argv);
-  watchdog.set_rank(session.rank(), hosts_of_job(session));
   try {
-    return static_cast<int>(run(session, command));
+    return static_cast<int>(session.or_end_all([&] {
+      watchdog.set_rank(session.rank(), hosts_of_job(session));
+      return run(session, command);
+    }));
   } catch (const JointError& error) {  // every rank knows: leave together
     if (session.rank() == error.reporting_rank) log_error(error.what());
     return static_cast<int>(error.exit_code);
-  } catch (const std::exception& error) {  // only this rank knows: the others may be waiting for it
-    const Ending ending = ending_of(error);
-    log_error(ending.message);
-    session.abort(ending.exit_code);
   }
 }
 

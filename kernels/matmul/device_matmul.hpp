@@ -22,10 +22,12 @@ namespace longhalo {
 /// only.
 enum class MatmulTuning { kMeasured, kHeuristic };
 
+constexpr int64_t kMatmulWorkspaceBytes = int64_t{64} << 20;
+
 class DeviceMatmul {
  public:
   /// Holds a workspace of `workspace_bytes` on the current device; all products must be queued on `stream`.
-  explicit DeviceMatmul(StreamHandle stream, int64_t workspace_bytes = int64_t{64} << 20,
+  explicit DeviceMatmul(StreamHandle stream, int64_t workspace_bytes = kMatmulWorkspaceBytes,
                         MatmulTuning tuning = MatmulTuning::kMeasured);
   ~DeviceMatmul();
   DeviceMatmul(const DeviceMatmul&) = delete;

@@ -19,7 +19,12 @@ constexpr double kMostReserve = 120, kShareOfTimeLeft = 0.1;
 JobEnd::JobEnd(std::optional<double> end, std::optional<double> reserve_seconds, double now) {
   if (!end || *end <= now) return;
   end_ = end;
+  reserve_is_given_ = reserve_seconds.has_value();
   reserve_ = reserve_seconds.value_or(std::min(kMostReserve, kShareOfTimeLeft * (*end - now)));
+}
+
+void JobEnd::saving_takes(double seconds) {
+  if (!reserve_is_given_) reserve_ = std::max(reserve_, 2 * seconds);
 }
 
 bool JobEnd::is_near(double now) {

@@ -14,6 +14,10 @@ class JobEnd {
   /// job's, or none.
   JobEnd(std::optional<double> end, std::optional<double> reserve_seconds, double now);
 
+  /// It took so long to save the state: a reserve that was not given is then at least twice that, because a
+  /// save that is under way has to end before the last one begins.
+  void saving_takes(double seconds);
+
   /// Asked at every point where the job can stop. True when the reserve would be used up before the next such
   /// point, taken to be as far away as the farthest two so far were from each other; from then on always.
   bool is_near(double now);
@@ -23,6 +27,7 @@ class JobEnd {
 
  private:
   std::optional<double> end_;
+  bool reserve_is_given_ = false;
   double reserve_ = 0, longest_ = 0;
   std::optional<double> asked_;
   bool near_ = false;

@@ -61,6 +61,10 @@ void JobSignals::reserve_before_end(std::optional<double> seconds) {
   reserve_seconds = seconds;
 }
 
+void JobSignals::saving_takes(double seconds) {
+  if (job_end) job_end->saving_takes(seconds);
+}
+
 bool JobSignals::asked_to_stop() {
   const double now = now_seconds();
   // Said by every rank that sees it: clocks differ, and the one that sees it first stops them all.

@@ -30,6 +30,9 @@ class JobSignals {
   /// means). To be said before there is an object.
   static void reserve_before_end(std::optional<double> seconds);
 
+  /// It took so long to save the state, which counts where no reserve was said.
+  static void saving_takes(double seconds);
+
   /// Whether this rank was asked to stop, for good, by a signal or by the end of the job's time. Not to be
   /// called from several threads.
   static bool asked_to_stop();

@@ -360,6 +360,11 @@ void TrainJob::validate() {
 }
 
 void TrainJob::save() {
+  constexpr double kSlowDisk = 20e6;  // bytes a second, written and read again
+  int64_t elements = 0;
+  for (const ParameterSize& parameter : engine_->parameters())
+    elements += parameter.second;
+  const MorePatience for_the_root(static_cast<double>(elements) * sizeof(float) / kSlowDisk);
   session_.together([&] {
     if (!session_.is_root()) return;
     save_model(engine_->model_tensors().tensors, files_,
@@ -371,7 +376,8 @@ void TrainJob::save() {
 
 ExitCode run_train(const MpiSession& session, const Config& config) {
   const JobSignals signals;
-  return TrainJob(session, config).run();
+  TrainJob job(session, config);
+  return session.or_end_all([&] { return job.run(); });
 }
 
 }  // namespace longhalo

@@ -1,5 +1,6 @@
 #include "app/training_checkpoints.hpp"
 
+#include "app/signals.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
 #include "storage/checkpoint_list.hpp"
@@ -67,6 +68,7 @@ void TrainingCheckpoints::commit_or_throw(RunLog& metrics) {
     const fs::path folder = writer_.commit();
     snapshot_.reset();
     last_step_ = started_step_;
+    JobSignals::saving_takes(since_start_.seconds());
     metrics.write("checkpoint", {{"step", last_step_},
                                  {"folder", folder.filename().string()},
                                  {"seconds", since_start_.seconds()},

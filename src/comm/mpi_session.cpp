@@ -110,6 +110,18 @@ void MpiSession::together(const std::function<void()>& work) const {
       code, first);
 }
 
+ExitCode MpiSession::or_end_all(const std::function<ExitCode()>& work) const {
+  try {
+    return work();
+  } catch (const JointError&) {
+    throw;
+  } catch (const std::exception& error) {
+    const Ending ending = ending_of(error);
+    log_error(ending.message);
+    abort(ending.exit_code);
+  }
+}
+
 void MpiSession::expect_same(const char* operation, int64_t bytes) const {
   if (!checks_operations_ || ranks_ == 1) return;
   struct Told {

@@ -55,6 +55,10 @@ class MpiSession {
   /// Runs `work` on this rank; when it throws on any rank, throws the same JointError on all. Collective.
   void together(const std::function<void()>& work) const;
 
+  /// Runs `work`. An error that only this rank knows of is logged and ends all ranks at once, before what
+  /// `work` works on is taken down, which may take long or wait for the others. A JointError passes.
+  ExitCode or_end_all(const std::function<ExitCode()>& work) const;
+
   /// From here on expect_same() compares; the same on all ranks.
   void set_check_operations(bool checks) { checks_operations_ = checks; }
   /// Before an operation of all ranks: where it is not the same on all (its name, the bytes), throws a

@@ -61,7 +61,7 @@ class MpiTransport final : public Transport {
 
   void broadcast(void* data, int64_t bytes, int root, StreamHandle stream) override {
     begin_broadcast(bytes, root);
-    check_cuda(cudaStreamSynchronize(stream), "waiting for a stream");
+    wait_for_stream(stream, "what this rank's GPU has to do before a message");
     for_each_message(static_cast<uint8_t*>(data), bytes, [&](uint8_t* at, int count) {
       const Waiting waiting("a broadcast between GPUs by MPI");
       check_mpi(MPI_Bcast(at, count, MPI_BYTE, root, comm_.get()), "MPI_Bcast of GPU memory");
@@ -71,7 +71,7 @@ class MpiTransport final : public Transport {
  private:
   void move(std::span<const DeviceMessage> sends, std::span<const DeviceMessage> receives,
             StreamHandle stream) {
-    check_cuda(cudaStreamSynchronize(stream), "waiting for a stream");
+    wait_for_stream(stream, "what this rank's GPU has to do before a message");
     std::vector<MPI_Request> requests;
     const auto post = [&](std::span<const DeviceMessage> messages, auto call, const char* name) {
       for (const DeviceMessage& message : messages) {

@@ -22,11 +22,12 @@ namespace {
 constexpr double kInitSeconds = 120;
 constexpr double kEndSeconds = 20, kAbortSeconds = 10;
 
-// A peer may come late to the first message, after its own loading.
+// A peer may come late to the first message, after its own loading. The watchdog, where there is one, says
+// more and comes first.
 double call_seconds() {
-  constexpr double kForEver = 1e9;
+  constexpr double kForEver = 1e9, kAfterTheWatchdog = 10;
   const double deadline = deadline_seconds();
-  return deadline > 0 ? deadline : kForEver;
+  return deadline > 0 ? deadline + kAfterTheWatchdog : kForEver;
 }
 
 ncclResult_t state_of(ncclComm_t comm) {
@@ -99,13 +100,17 @@ NcclCommunicator::~NcclCommunicator() {
   close();
 }
 
-void NcclCommunicator::settle(ncclResult_t result, std::string_view call) {
+void NcclCommunicator::run(const char* what, const std::function<ncclResult_t()>& calls) {
+  const std::lock_guard lock(mutex_);
+  const Waiting waiting(what);
+  ncclResult_t result = calls();
   if (result == ncclInProgress) result = settled_state(comm_, call_seconds());
-  if (result != ncclSuccess) fail(result, call);
+  if (result != ncclSuccess) fail(result, what);
 }
 
-std::string NcclCommunicator::fault() const {
-  if (comm_ == nullptr) return {};
+std::string NcclCommunicator::fault() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || comm_ == nullptr) return {};  // run() looks itself
   const ncclResult_t state = state_of(comm_);
   return state == ncclSuccess || state == ncclInProgress
              ? std::string()
@@ -113,15 +118,16 @@ std::string NcclCommunicator::fault() const {
 }
 
 void NcclCommunicator::check_health() {
+  const std::lock_guard lock(mutex_);
   const ncclResult_t state = state_of(comm_);
   if (state != ncclSuccess && state != ncclInProgress) fail(state, "a message between the GPUs");
 }
 
-void NcclCommunicator::fail(ncclResult_t result, std::string_view call) {
+void NcclCommunicator::fail(ncclResult_t result, const char* what) {
   healthy_ = false;
-  const std::string said = result == ncclInProgress ? text(call, " was not through within ", call_seconds(),
+  const std::string said = result == ncclInProgress ? text(what, " was not through within ", call_seconds(),
                                                            " s: a rank did not come")
-                                                    : text(call, " failed: ", nccl_words(result, comm_));
+                                                    : text(what, " failed: ", nccl_words(result, comm_));
   if (result == ncclInvalidArgument || result == ncclInvalidUsage)
     throw InvariantError(said, std::source_location::current());
   throw UserError(
@@ -131,6 +137,7 @@ void NcclCommunicator::fail(ncclResult_t result, std::string_view call) {
 }
 
 void NcclCommunicator::close() noexcept {
+  const std::lock_guard lock(mutex_);
   if (comm_ == nullptr) return;
   ncclComm_t comm = std::exchange(comm_, nullptr);
   try {

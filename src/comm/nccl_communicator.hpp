@@ -4,8 +4,9 @@
 
 #include <nccl.h>
 
+#include <functional>
+#include <mutex>
 #include <string>
-#include <string_view>
 
 #include "comm/mpi_session.hpp"
 
@@ -22,19 +23,22 @@ class NcclCommunicator {
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   ncclComm_t get() const { return comm_; }
-  /// Waits until NCCL has queued what `result` is the outcome of (ncclInProgress is no error); the first
-  /// message between two ranks makes their connection here. Throws UserError with NCCL's words when that
+  /// Makes `calls` of NCCL and waits until it has queued them; the first message between two ranks makes
+  /// their connection here. `what` is a literal that names them. Throws UserError with NCCL's words when that
   /// failed.
-  void settle(ncclResult_t result, std::string_view call);
+  void run(const char* what, const std::function<ncclResult_t()>& calls);
   void check_health();
   /// What NCCL says is wrong, or nothing. Any thread may ask.
-  std::string fault() const;
+  std::string fault();
   /// From here on the destructor aborts and does not wait for the other ranks.
   void abandon() noexcept { healthy_ = false; }
 
  private:
-  [[noreturn]] void fail(ncclResult_t result, std::string_view call);
+  [[noreturn]] void fail(ncclResult_t result, const char* what);
   void close() noexcept;
+
+  // NOTE: asking for the state is not only reading: NCCL takes finished work apart there, without a lock.
+  std::mutex mutex_;
 
   ncclComm_t comm_ = nullptr;
   int device_ = 0;

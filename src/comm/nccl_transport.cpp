@@ -40,16 +40,16 @@ class NcclTransport final : public Transport {
 
 template <class Queue>
 void NcclTransport::group(const char* what, const Queue& queue) {
-  // A group that was begun is ended, whatever happens in it.
-  ncclResult_t first = ncclGroupStart();
-  if (first == ncclSuccess) {
+  communicator_.run(what, [&] {
+    // A group that was begun is ended, whatever happens in it.
+    ncclResult_t first = ncclGroupStart();
+    if (first != ncclSuccess) return first;
     queue([&](ncclResult_t result) {
       if (first == ncclSuccess && result != ncclInProgress) first = result;
     });
     const ncclResult_t ended = ncclGroupEnd();
-    if (first == ncclSuccess) first = ended;
-  }
-  communicator_.settle(first, what);
+    return first == ncclSuccess ? ended : first;
+  });
 }
 
 void NcclTransport::exchange(std::span<const DeviceMessage> sends, std::span<const DeviceMessage> receives,
@@ -86,9 +86,10 @@ void NcclTransport::all_gather(void* data, std::span<const ByteRange> parts, Str
   auto* const bytes = static_cast<uint8_t*>(data);
   if (even) {
     uint8_t* const all = bytes + first.offset;
-    communicator_.settle(ncclAllGather(all + rank_ * first.bytes, all, static_cast<size_t>(first.bytes),
-                                       ncclUint8, communicator_.get(), stream),
-                         "an all-gather between the GPUs");
+    communicator_.run("an all-gather between the GPUs", [&] {
+      return ncclAllGather(all + rank_ * first.bytes, all, static_cast<size_t>(first.bytes), ncclUint8,
+                           communicator_.get(), stream);
+    });
     return;
   }
   group("an all-gather between the GPUs", [&](const auto& take) {
@@ -104,9 +105,10 @@ void NcclTransport::all_gather(void* data, std::span<const ByteRange> parts, Str
 void NcclTransport::broadcast(void* data, int64_t bytes, int root, StreamHandle stream) {
   begin_broadcast(bytes, root);
   if (ranks_ == 1 || bytes == 0) return;
-  communicator_.settle(
-      ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclUint8, root, communicator_.get(), stream),
-      "a broadcast between the GPUs");
+  communicator_.run("a broadcast between the GPUs", [&] {
+    return ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclUint8, root, communicator_.get(),
+                         stream);
+  });
 }
 
 // NCCL refuses two ranks on one GPU with words that do not say so.

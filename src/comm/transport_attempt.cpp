@@ -16,16 +16,19 @@
 namespace longhalo {
 namespace {
 
-constexpr int64_t kProbeBytes = 4099;  // odd, and more than one packet of small messages
-constexpr double kProbeSeconds = 60;   // first messages make the connections
+// Odd, and of both kinds: MPI sends what is short at once, and long messages between processes of a host by
+// another way, which may not know this memory.
+constexpr int64_t kProbes[] = {4099, (int64_t{4} << 20) + 5};
+constexpr int64_t kLongest = kProbes[1];
+constexpr double kProbeSeconds = 60;  // first messages make the connections
 
 uint8_t probe_byte(int sender, int64_t offset) {
   return static_cast<uint8_t>(1 + (offset * 31 + int64_t{sender} * 7) % 251);
 }
 
-std::vector<uint8_t> probe_bytes(int sender) {
-  std::vector<uint8_t> bytes(static_cast<size_t>(kProbeBytes));
-  for (int64_t i = 0; i < kProbeBytes; ++i)
+std::vector<uint8_t> probe_bytes(int sender, int64_t count) {
+  std::vector<uint8_t> bytes(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i)
     bytes[static_cast<size_t>(i)] = probe_byte(sender, i);
   return bytes;
 }
@@ -39,22 +42,29 @@ class NeighbourProbe {
   std::string objection(Transport& transport);
 
  private:
+  std::string objection(Transport& transport, int64_t bytes);
+
   Stream stream_;
   DeviceBuffer<uint8_t> sent_, received_;
 };
 
 NeighbourProbe::NeighbourProbe()
-    : sent_(kProbeBytes, "a probe", stream_), received_(kProbeBytes, "a probe", stream_) {}
+    : sent_(kLongest, "a probe", stream_), received_(kLongest, "a probe", stream_) {}
 
 std::string NeighbourProbe::objection(Transport& transport) {
+  for (const int64_t bytes : kProbes)
+    if (std::string words = objection(transport, bytes); !words.empty()) return words;
+  return "";
+}
+
+std::string NeighbourProbe::objection(Transport& transport, int64_t bytes) {
   const int right = (transport.rank() + 1) % transport.ranks();
   const int left = (transport.rank() + transport.ranks() - 1) % transport.ranks();
   try {
-    const std::vector<uint8_t> own = probe_bytes(transport.rank());
-    copy_async(sent_.data(), own.data(), kProbeBytes, stream_);
-    check_cuda(cudaMemsetAsync(received_.data(), 0, static_cast<size_t>(kProbeBytes), stream_),
-               "cudaMemsetAsync");
-    const DeviceMessage send{right, sent_.data(), kProbeBytes}, receive{left, received_.data(), kProbeBytes};
+    const std::vector<uint8_t> own = probe_bytes(transport.rank(), bytes);
+    copy_async(sent_.data(), own.data(), bytes, stream_);
+    check_cuda(cudaMemsetAsync(received_.data(), 0, static_cast<size_t>(bytes), stream_), "cudaMemsetAsync");
+    const DeviceMessage send{right, sent_.data(), bytes}, receive{left, received_.data(), bytes};
     transport.exchange({&send, 1}, {&receive, 1}, stream_);
     Event arrived;
     arrived.record(stream_);
@@ -66,9 +76,10 @@ std::string NeighbourProbe::objection(Transport& transport) {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     transport.check_health();
-    std::vector<uint8_t> arrived_bytes(static_cast<size_t>(kProbeBytes));
+    std::vector<uint8_t> arrived_bytes(static_cast<size_t>(bytes));
     to_host<uint8_t>(arrived_bytes, received_.data(), stream_);
-    if (arrived_bytes != probe_bytes(left)) return "a message to the next rank arrived with other contents";
+    if (arrived_bytes != probe_bytes(left, bytes))
+      return "a message to the next rank arrived with other contents";
   } catch (const std::exception& error) {
     return short_words(error);
   }

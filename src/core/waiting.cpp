@@ -25,7 +25,7 @@ struct Board {
   const char* unit = nullptr;
   int64_t number = 0, layer = -1;
   Stopwatch quiet;
-  double deadline = 0;
+  double deadline = 0, patience = 0;
   std::mutex health_mutex;
   std::vector<std::pair<const void*, std::function<std::string()>>> health;
 };
@@ -94,7 +94,17 @@ void set_deadline_seconds(double seconds) {
 
 double deadline_seconds() {
   const std::scoped_lock lock(board().mutex);
-  return board().deadline;
+  return board().deadline > 0 ? board().deadline + board().patience : 0;
+}
+
+MorePatience::MorePatience(double seconds) : seconds_(seconds) {
+  const std::scoped_lock lock(board().mutex);
+  board().patience += seconds_;
+}
+
+MorePatience::~MorePatience() {
+  const std::scoped_lock lock(board().mutex);
+  board().patience -= seconds_;
 }
 
 HealthCheck::HealthCheck(std::function<std::string()> fault) {

@@ -45,7 +45,21 @@ WorkState work_state();
 
 /// For how long a rank may wait; 0 is for ever. The one setting of the process, run.deadline_seconds.
 void set_deadline_seconds(double seconds);
+/// With what work in progress adds to it.
 double deadline_seconds();
+
+/// While one exists, ranks may wait for `seconds` longer: one of them does for all what may take that, such
+/// as writing a model. The same on all ranks.
+class MorePatience {
+ public:
+  explicit MorePatience(double seconds);
+  ~MorePatience();
+  MorePatience(const MorePatience&) = delete;
+  MorePatience& operator=(const MorePatience&) = delete;
+
+ private:
+  double seconds_;
+};
 
 /// While one exists, the watchdog asks now and then what is wrong; anything but an empty text ends the job.
 class HealthCheck {

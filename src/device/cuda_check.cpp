@@ -6,6 +6,7 @@
 #include "core/error.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 
 namespace longhalo {
 namespace {
@@ -52,6 +53,11 @@ void check_launch(std::string_view kernel, cudaStream_t stream, const std::sourc
   check_cuda(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing", where);
   if (capture == cudaStreamCaptureStatusNone)
     check_cuda(cudaStreamSynchronize(stream), text("running ", kernel), where);
+}
+
+void wait_for_stream(cudaStream_t stream, const char* what, const std::source_location& where) {
+  const Waiting waiting(what);
+  check_cuda(cudaStreamSynchronize(stream), what, where);
 }
 
 void log_cuda_failure(cudaError_t code, std::string_view what) noexcept {

@@ -20,6 +20,11 @@ void check_cuda(cudaError_t code, std::string_view what,
 void check_launch(std::string_view kernel, cudaStream_t stream,
                   const std::source_location& where = std::source_location::current());
 
+/// Makes the host wait until `stream` is done, which may be for as long as other ranks take: the watchdog
+/// sees it. `what`, a literal, names what is waited for.
+void wait_for_stream(cudaStream_t stream, const char* what,
+                     const std::source_location& where = std::source_location::current());
+
 /// For destructors and other places that must not throw: logs instead.
 void log_cuda_failure(cudaError_t code, std::string_view what) noexcept;
 

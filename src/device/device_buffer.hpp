@@ -66,7 +66,7 @@ template <class T>
 DeviceBuffer<T> to_device(std::span<const T> values, const char* purpose, cudaStream_t stream) {
   DeviceBuffer<T> buffer(static_cast<int64_t>(values.size()), purpose, stream);
   copy_async(buffer.data(), values.data(), buffer.size(), stream);
-  check_cuda(cudaStreamSynchronize(stream), "copying to the GPU");
+  wait_for_stream(stream, "a copy to this rank's GPU");
   return buffer;
 }
 
@@ -74,7 +74,7 @@ DeviceBuffer<T> to_device(std::span<const T> values, const char* purpose, cudaSt
 template <class T>
 void to_host(std::span<T> values, const T* from, cudaStream_t stream) {
   copy_async(values.data(), from, static_cast<int64_t>(values.size()), stream);
-  check_cuda(cudaStreamSynchronize(stream), "copying from the GPU");
+  wait_for_stream(stream, "a copy from this rank's GPU");
 }
 
 }  // namespace longhalo

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "device/cuda_check.hpp"
 
 namespace longhalo {
@@ -47,6 +48,7 @@ void* MemoryPool::allocate(int64_t bytes, const char* purpose, cudaStream_t stre
   cudaError_t code = cudaMallocFromPoolAsync(&data, static_cast<size_t>(bytes), pool_, stream);
   if (code == cudaErrorMemoryAllocation) {  // once more with the holes of released arrays given back
     cudaGetLastError();
+    const Waiting waiting("this rank's GPU, for memory");
     check_cuda(cudaDeviceSynchronize(), "waiting for the GPU");
     trim();
     code = cudaMallocFromPoolAsync(&data, static_cast<size_t>(bytes), pool_, stream);

@@ -1,7 +1,6 @@
 #include "device/stream.hpp"
 
 #include "core/waiting.hpp"
-
 #include "device/cuda_check.hpp"
 
 namespace longhalo {
@@ -54,8 +53,7 @@ Stream::~Stream() {
 }
 
 void Stream::synchronize() const {
-  const Waiting waiting("this rank's GPU, for a stream");
-  check_cuda(cudaStreamSynchronize(stream_), "waiting for a stream");
+  wait_for_stream(stream_, "a stream of this rank's GPU");
 }
 
 }  // namespace longhalo

@@ -1,5 +1,10 @@
 #include "model/cuda_training_engine.hpp"
 
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "model/device_rates.hpp"
 #include "model/device_trainer.hpp"
 #include "model/device_training_memory.hpp"
@@ -31,6 +36,15 @@ ModelArrays arrays_of(DeviceWeights& weights, cudaStream_t stream) {
     }
   }
   return arrays;
+}
+
+// The kernels add up the gradients of one band's keys without a word to those of another.
+void require_one_exact_band(const AttentionPattern& pattern) {
+  const auto exact = std::count_if(pattern.bands.begin(), pattern.bands.end(),
+                                   [](const Band& band) { return band.stride == 1; });
+  if (exact > 1)
+    throw UserError(text("training on GPUs takes one band of stride 1, and there are ", exact),
+                    "attention.bands", "join them into one, or train on the CPU (run.device: cpu)");
 }
 
 class CudaTrainingEngine : public TrainingEngine {
@@ -71,6 +85,7 @@ class CudaTrainingEngine : public TrainingEngine {
     DeviceTrainerOptions to{from.adamw, from.schedule, from.clip, from.z_loss, {}};
     to.pass = {options.tile, from.checkpointing.every, from.checkpointing.store, options.deterministic};
     session_.together([&] {
+      if (options.deterministic) gpu_.choose_products_alike();
       trainer_ = std::make_unique<DeviceTrainer>(gpu_.room(), session_, weights_, pattern_, shards, to);
     });
   }
@@ -101,6 +116,7 @@ class CudaTrainingEngine : public TrainingEngine {
     read_optimizer_state(session_, reader, optimizer.layout(), optimizer.arrays(), copy());
     optimizer.restore(updates);
     gpu_.device().synchronize();
+    gpu_.room().transport.check_health();
   }
   Dtype matrix_type() const override { return Dtype::kBF16; }
   HostTensors model_tensors() override {
@@ -114,8 +130,10 @@ class CudaTrainingEngine : public TrainingEngine {
  private:
   CopyBytes copy() {
     return [this](void* to, const void* from, int64_t bytes) {
+      const Waiting waiting("this rank's GPU, for a training job's state");
       copy_async(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes, gpu_.compute());
-      check_cuda(cudaStreamSynchronize(gpu_.compute()), "copying a training job's state");
+      wait_for_stream(gpu_.compute(), "a training job's state, from or to this rank's GPU");
+      gpu_.room().transport.check_health();
     };
   }
 
@@ -134,6 +152,7 @@ std::unique_ptr<TrainingEngine> make_cuda_training_engine(const MpiSession& sess
                                                           TransportChoice transport,
                                                           const ModelConfig& config,
                                                           const AttentionPattern& pattern) {
+  session.together([&] { require_one_exact_band(pattern); });
   return std::make_unique<CudaTrainingEngine>(session, std::move(device), transport, config, pattern);
 }
 

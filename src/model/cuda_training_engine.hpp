@@ -9,7 +9,8 @@
 
 namespace longhalo {
 
-/// `device` is this rank's. Throws UserError, on all ranks, when the transport wanted cannot be used.
+/// `device` is this rank's. Throws UserError, on all ranks, when the transport wanted cannot be used or the
+/// pattern has several bands of stride 1.
 /// Collective. `session` must outlive the engine.
 std::unique_ptr<TrainingEngine> make_cuda_training_engine(const MpiSession& session,
                                                           std::unique_ptr<Device> device,

@@ -1,10 +1,9 @@
 #include "model/device_optimizer.hpp"
 
-#include "core/waiting.hpp"
-
 #include <algorithm>
 #include <cmath>
 
+#include "core/waiting.hpp"
 #include "device/nvtx.hpp"
 #include "kernels/adamw/adamw_step.hpp"
 #include "kernels/elementwise/elementwise.hpp"
@@ -169,6 +168,7 @@ double DeviceOptimizer::finish_gradients() {
   const Waiting waiting("the norm of the gradient");
   double own = 0;
   to_host<double>({&own, 1}, norm_.data(), compute_);
+  room_.transport.check_health();
   std::vector<double> squares(static_cast<size_t>(session_.ranks()));
   check_mpi(MPI_Allgather(&own, 1, MPI_DOUBLE, squares.data(), 1, MPI_DOUBLE, session_.comm()),
             "MPI_Allgather");

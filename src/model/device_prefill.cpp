@@ -102,9 +102,8 @@ std::optional<DeviceContext> DevicePrefill::run(std::span<const int32_t> tokens,
     context->advance(shards_.tokens());
   }
   run_ahead_->finish();
-  const Waiting waiting("this rank's GPU, for the prefill");
-  check_cuda(cudaStreamSynchronize(compute_), "prefill");
-  check_cuda(cudaStreamSynchronize(communication_), "prefill");
+  wait_for_stream(compute_, "the prefill on this rank's GPU");
+  wait_for_stream(communication_, "the prefill's messages on this rank's GPU");
   room_.transport.check_health();
 
   cost_.halo = halo_.cost();

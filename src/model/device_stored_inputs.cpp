@@ -36,7 +36,8 @@ DeviceStoredInputs::~DeviceStoredInputs() {
 }
 
 void DeviceStoredInputs::mark() {
-  ready_.record(compute_);
+  mark_ = 1 - mark_;  // the store may still wait for the mark before
+  ready_[mark_].record(compute_);
 }
 
 void DeviceStoredInputs::put(int64_t layer, DeviceBuffer<BFloat16>& x) {
@@ -47,12 +48,12 @@ void DeviceStoredInputs::put(int64_t layer, DeviceBuffer<BFloat16>& x) {
     put_ = static_cast<int>(layer);
     // On threads of the store too, several at a time: each has its own idea of which device is current.
     const int device = current_device_info().index;
-    store_.put_from(*put_, [this, device](int64_t offset, std::span<std::byte> into) {
+    store_.put_from(*put_, [this, device, &ready = ready_[mark_]](int64_t offset, std::span<std::byte> into) {
       check_cuda(cudaSetDevice(device), "cudaSetDevice");
-      ready_.synchronize();
+      ready.synchronize();
       copy_async(into.data(), reinterpret_cast<const std::byte*>(arrays_[0].data()) + offset,
                  static_cast<int64_t>(into.size()), copy_);
-      check_cuda(cudaStreamSynchronize(copy_), "copying a layer's input to the host");
+      wait_for_stream(copy_, "a layer's input, from this rank's GPU");
     });
   });
   seconds_ += watch.seconds();
@@ -83,7 +84,7 @@ const BFloat16* DeviceStoredInputs::take(int64_t layer) {
     store_.get_to(static_cast<int>(layer), [&](int64_t offset, std::span<const std::byte> from) {
       copy_async(reinterpret_cast<std::byte*>(to) + offset, from.data(), static_cast<int64_t>(from.size()),
                  copy_);
-      check_cuda(cudaStreamSynchronize(copy_), "copying a layer's input to the GPU");
+      wait_for_stream(copy_, "a layer's input, to this rank's GPU");
     });
     const int slot = shape_.slot_of(static_cast<int>(layer));
     if (slot > 0) store_.start_fetch(shape_.layers[static_cast<size_t>(slot - 1)]);

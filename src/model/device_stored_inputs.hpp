@@ -56,7 +56,8 @@ class DeviceStoredInputs {
   cudaStream_t compute_, copy_;
   bool registered_ = false;  // whether the store's memory is page-locked here
   std::optional<int> put_;   // a layer that the store may still be reading
-  Event ready_, arrived_;
+  Event ready_[2], arrived_;
+  int mark_ = 0;     // the newer of ready_
   Event queued_[2];  // on the compute stream, at the last two take()
   // [n, D]; in the forward pass [0] is free or being stored, in the backward pass both are inputs taken back.
   DeviceBuffer<BFloat16> arrays_[2];

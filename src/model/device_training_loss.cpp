@@ -2,6 +2,7 @@
 // cross-entropy, forward and back, some rows at a time, so that [n, V] never exists.
 #include <algorithm>
 
+#include "core/waiting.hpp"
 #include "kernels/cross_entropy/cross_entropy.hpp"
 #include "model/device_training_memory.hpp"
 #include "model/device_training_pass.hpp"
@@ -10,6 +11,7 @@ namespace longhalo {
 
 LossSums DeviceTrainingPass::loss(const TrainingSequence& sequence, double loss_scale, double z_loss,
                                   WithGradient with_gradient) {
+  const Waiting waiting("this rank's GPU, for the loss");
   const ModelConfig& c = weights_.config;
   const bool back = with_gradient == WithGradient::kYes;
   const int64_t rows = device_loss_rows(c, tile_);
@@ -41,6 +43,7 @@ LossSums DeviceTrainingPass::loss(const TrainingSequence& sequence, double loss_
   }
   DeviceLossSums sums{};
   to_host<DeviceLossSums>({&sums, 1}, sums_.data(), compute_);
+  room_.transport.check_health();
   const auto own =
       sequence.labels.subspan(static_cast<size_t>(shard().begin), static_cast<size_t>(shard().size()));
   return {sums.loss, sums.z_loss,

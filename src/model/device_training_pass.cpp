@@ -92,10 +92,7 @@ LossSums DeviceTrainingPass::forward_backward(const TrainingSequence& sequence, 
   const double waited = waited_seconds();
   upload(sequence);
   forward(WithGradient::kYes);
-  {
-    const Waiting waiting("this rank's GPU, for the forward pass");
-    check_cuda(cudaStreamSynchronize(compute_), "the forward pass");
-  }
+  wait_for_stream(compute_, "the forward pass on this rank's GPU");
   times_.own += std::max(0.0, watch.seconds() - (waited_seconds() - waited));
   times_.forward += watch.seconds();
   watch.restart();
@@ -112,10 +109,7 @@ LossSums DeviceTrainingPass::forward_backward(const TrainingSequence& sequence, 
                      gradients_.embedding(), workspace_.data());
   end_section(embedding);
   hooks_ = nullptr;
-  {
-    const Waiting waiting("this rank's GPU, for the backward pass");
-    check_cuda(cudaStreamSynchronize(compute_), "a training pass");
-  }
+  wait_for_stream(compute_, "the backward pass on this rank's GPU");
   times_.backward += watch.seconds();
   room_.transport.check_health();
   return sums;
@@ -164,10 +158,11 @@ void DeviceTrainingPass::upload(const TrainingSequence& sequence) {
   };
   check(inside(sequence.tokens, false) && inside(sequence.labels, true),
         "tokens and labels lie in the vocabulary, or labels are ignored");
+  const Waiting waiting("this rank's GPU, for what it had to do before");
   copy_async(tokens_.data(), sequence.tokens.data() + own.begin, own.size(), compute_);
   copy_async(labels_.data(), sequence.labels.data() + own.begin, own.size(), compute_);
   copy_async(doc_start_.data(), sequence.doc_start.data() + own.begin, own.size(), compute_);
-  check_cuda(cudaStreamSynchronize(compute_), "copying a sequence to the GPU");
+  wait_for_stream(compute_, "a sequence's way to this rank's GPU");
 }
 
 void DeviceTrainingPass::forward(WithGradient with_gradient) {
@@ -187,8 +182,10 @@ void DeviceTrainingPass::forward(WithGradient with_gradient) {
   if (with_gradient == WithGradient::kYes && stored_ != nullptr) stored_->turn();
 }
 
+// Queueing a layer is no wait, until the GPU's queue is full of work that waits for another rank.
 void DeviceTrainingPass::run_layer(int64_t index, const BFloat16* x, BFloat16* x_out) {
   at_layer(index);
+  const Waiting waiting("this rank's GPU, for room to queue a layer");
   const ModelConfig& c = weights_.config;
   if (!shard().empty()) copy_async(x_out, x, shard().size() * c.hidden, compute_);
   const auto attend = [&](TokenRange queries) {
@@ -226,6 +223,7 @@ void DeviceTrainingPass::backward_group(int64_t slot) {
 
 void DeviceTrainingPass::backward_layer(int64_t index, const BFloat16* x) {
   at_layer(index);
+  const Waiting waiting("this rank's GPU, for room to queue a layer");
   keys_.start(layer_, index, x);
   clear(d_rows_, compute_);
   for (DeviceBuffer<float>& d : d_landmarks_)

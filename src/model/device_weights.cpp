@@ -120,7 +120,7 @@ class Maker {
     }
     weights.final_norm = vector_on_device(source_.vector("model.norm.weight", config_.hidden), stream_);
     if (!config_.tied_embeddings) weights.untied_head = table("lm_head.weight");
-    check_cuda(cudaStreamSynchronize(stream_), "loading weights");
+    wait_for_stream(stream_, "weights, to this rank's GPU");
     return weights;
   }
 

@@ -14,6 +14,11 @@ RankGpu::RankGpu(const MpiSession& session, std::unique_ptr<Device> device, Tran
   session.together([&] { matmul_ = std::make_unique<DeviceMatmul>(device_->compute()); });
 }
 
+void RankGpu::choose_products_alike() {
+  matmul_.reset();
+  matmul_ = std::make_unique<DeviceMatmul>(compute(), kMatmulWorkspaceBytes, MatmulTuning::kHeuristic);
+}
+
 std::string RankGpu::name() const {
   return text(device_->info().name, " ", device_->info().index, sharing_ > 1 ? " (shared)" : "");
 }

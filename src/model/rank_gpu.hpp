@@ -22,6 +22,8 @@ class RankGpu {
   const Device& device() const { return *device_; }
   cudaStream_t compute() const { return device_->compute(); }
   DeviceMatmul& matmul() { return *matmul_; }
+  /// Products that are made in the same way by every process, and so give the same bits; some are slower.
+  void choose_products_alike();
   DeviceRoom room() { return {*device_, *transport_.transport, *matmul_}; }
 
   std::string name() const;  // "NVIDIA H200 0 (shared)"

@@ -103,6 +103,12 @@ class TrainGpu(ResumingCase):
         model = transformers.AutoModelForCausalLM.from_pretrained(self.out / "model", torch_dtype="auto")
         self.assertEqual(next(model.parameters()).dtype, torch.bfloat16)
 
+    def test_two_exact_bands(self):
+        """Kernels that add up two bands' gradients at once would lose some."""
+        attention = {"window": None, "landmark_stride": None, "bands": [[1, 0, 64], [1, 128, 256], [8, 256, "inf"]]}
+        run = self.train({**self.job(), "attention": attention}, *CUDA, ranks=1, environment=self.ONE_GPU)
+        self.assert_refused(run, "takes one band of stride 1", "attention.bands")
+
     def test_plan_says_what_a_gpu_holds(self):
         job = self.job()
         run = self.train(job, "--plan", *CUDA, ranks=1, environment=self.ONE_GPU)

@@ -47,6 +47,18 @@ TEST(JobEnd, AutoKeepsTwoMinutesOrATenth) {
   EXPECT_TRUE(of_another.is_near(1054));
 }
 
+TEST(JobEnd, WhatSavingTakesIsKeptWhereNothingElseIsSaid) {
+  JobEnd end(86400, {}, 0), given(86400, 50, 0);
+  for (JobEnd* each : {&end, &given}) {
+    each->saving_takes(400);
+    each->saving_takes(300);
+  }
+  JobEnd before = end;
+  EXPECT_FALSE(before.is_near(86400 - 801));
+  EXPECT_TRUE(end.is_near(86400 - 800)) << "twice the longest";
+  EXPECT_FALSE(given.is_near(86400 - 51));
+}
+
 TEST(JobEnd, WithoutAnEndItIsNeverNear) {
   JobEnd none({}, 50, 0), over(1000, 50, 1000);
   for (const double now : {0.0, 999.0, 1000.0, 1e12}) {

@@ -107,6 +107,21 @@ TEST(WatchdogDeathTest, LetsWorkAndShortWaitsBe) {
               ::testing::ExitedWithCode(0), "^$");
 }
 
+TEST(WatchdogDeathTest, WaitsForWorkThatIsKnownToTakeLong) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(watched(0.2, false,
+                      [] {
+                        {
+                          const MorePatience patience(60);
+                          const Waiting waiting("the model to be written");
+                          pause(0.8);
+                        }
+                        const Waiting waiting("what comes after it");
+                        pause(20);
+                      }),
+              ::testing::ExitedWithCode(kHungCode), "what comes after it");
+}
+
 TEST(WatchdogDeathTest, EndsWhenACheckFails) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(watched(10, false,
