@@ -10,7 +10,7 @@ Usage: scripts/fuzz.sh [SECONDS [READER...]]
 Builds build/fuzz with clang and lets libFuzzer try each reader of tests/fuzz/targets.cpp, or those named, for SECONDS
 (600), starting from tests/fuzz/corpus and from what earlier runs found (build/fuzz/found). What breaks a reader is kept
 as build/fuzz/crashes/READER/*; the exit code is then 1. Such a file goes into tests/fuzz/crashes/READER when the reader
-is mended: corpus_test then reads it on every machine. A reader may take 10 seconds and 2 GB for an input.
+is mended: corpus_test then reads it on every machine. A reader may take a minute, of which a busy machine may give it a part, and 2 GB for an input.
 Needs clang 14 with its sanitizers: scripts/setup.sh --fuzz installs them.
 END
 }
@@ -36,7 +36,7 @@ for reader in "${readers[@]}"; do
   mkdir -p "$found" "$crashes"
   say "$reader for $EACH_SECONDS s; its words are in $crashes.log"
   # Leaks are not looked for: libraries keep what they have read when a file is refused.
-  if ! ASAN_OPTIONS=detect_leaks=0 "$fuzzer" -max_total_time="$EACH_SECONDS" -timeout=10 -rss_limit_mb=4000 \
+  if ! ASAN_OPTIONS=detect_leaks=0 "$fuzzer" -max_total_time="$EACH_SECONDS" -timeout=60 -rss_limit_mb=4000 \
     -malloc_limit_mb=2000 -max_len=20000 -print_final_stats=1 -artifact_prefix="$crashes/" \
     "$found" "tests/fuzz/corpus/$reader" >"$crashes.log" 2>&1; then
     broken+=("$reader")
