@@ -205,20 +205,8 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : path_(path) {
   if (input.size_bytes < kLengthBytes) {
     refuse(text("the file has only ", input.size_bytes, " bytes; its header length alone takes 8"), path);
   }
-  mapping_bytes_ = static_cast<size_t>(input.size_bytes);
-  void* const mapping = ::mmap(nullptr, mapping_bytes_, PROT_READ, MAP_PRIVATE, input.descriptor.get(), 0);
-  if (mapping == MAP_FAILED) throw_file_error(errno, "map", path);
-  mapping_ = static_cast<const std::byte*>(mapping);
-  try {
-    read_header({mapping_, mapping_bytes_});
-  } catch (...) {
-    ::munmap(mapping, mapping_bytes_);
-    throw;
-  }
-}
-
-SafetensorsFile::~SafetensorsFile() {
-  ::munmap(const_cast<std::byte*>(mapping_), mapping_bytes_);
+  mapping_.emplace(input, path);
+  read_header(mapping_->bytes());
 }
 
 void SafetensorsFile::read_header(std::span<const std::byte> file) {

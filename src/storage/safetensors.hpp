@@ -2,8 +2,7 @@
 // shards. Files are memory-mapped read-only and their headers are checked in full against the file size
 // before any tensor is handed out, so a damaged download is refused by name instead of becoming wrong numbers
 // or a crash. Format: 8 bytes header length (little endian), JSON header, then the tensors' bytes without
-// holes. NOTE: a file that another program shortens after it was opened raises SIGBUS; that is not guarded
-// against.
+// holes.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +10,13 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "storage/mapped_file.hpp"
 #include "storage/shape_text.hpp"
 
 namespace longhalo {
@@ -65,7 +66,6 @@ class SafetensorsFile {
  public:
   /// Maps and checks the whole header. Throws UserError naming file, tensor and remedy.
   explicit SafetensorsFile(const std::filesystem::path& path);
-  ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
@@ -79,8 +79,7 @@ class SafetensorsFile {
   void read_header(std::span<const std::byte> file);
 
   std::filesystem::path path_;
-  const std::byte* mapping_ = nullptr;
-  size_t mapping_bytes_ = 0;
+  std::optional<MappedFile> mapping_;
   std::map<std::string, TensorView, std::less<>> tensors_;
 };
 
