@@ -367,7 +367,8 @@ void TrainJob::save() {
   const MorePatience for_the_root(static_cast<double>(elements) * sizeof(float) / kSlowDisk);
   session_.together([&] {
     if (!session_.is_root()) return;
-    save_model(engine_->model_tensors().tensors, files_,
+    const ModelTensors model = engine_->model_tensors();
+    save_model(model.tensors, model.host_bytes, files_,
                std::filesystem::path(config_.output.directory) / "model");
   });
 }

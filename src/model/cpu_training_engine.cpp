@@ -59,8 +59,8 @@ class CpuTrainingEngine : public TrainingEngine {
     restore_optimizer(session_, reader, updates, trainer_->optimizer());
   }
   Dtype matrix_type() const override { return Dtype::kF32; }
-  HostTensors model_tensors() override {
-    HostTensors all{arrays_of(weights_), {}, {}};
+  ModelTensors model_tensors() override {
+    ModelTensors all{arrays_of(weights_), {}};
     all.tensors = longhalo::model_tensors(all.arrays);
     return all;
   }

@@ -119,11 +119,14 @@ class CudaTrainingEngine : public TrainingEngine {
     gpu_.room().transport.check_health();
   }
   Dtype matrix_type() const override { return Dtype::kBF16; }
-  HostTensors model_tensors() override {
-    HostTensors all{arrays_of(weights_, gpu_.compute()), {}, {}};
+  ModelTensors model_tensors() override {
+    ModelTensors all{arrays_of(weights_, gpu_.compute()), {}};
     all.tensors = longhalo::model_tensors(all.arrays);
-    for (NamedTensor& tensor : all.tensors)
-      all.copies.push_back(copy_tensor(tensor, copy()));
+    all.host_bytes = [copy = copy(), here = std::make_shared<HostBuffer<std::byte>>()](NamedTensor tensor) {
+      *here = HostBuffer<std::byte>();  // before the next one is made
+      *here = copy_tensor(tensor, copy);
+      return tensor.bytes;
+    };
     return all;
   }
 

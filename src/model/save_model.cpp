@@ -149,7 +149,7 @@ std::vector<std::pair<std::string, std::string>> model_files(const ModelConfig& 
   return files;
 }
 
-void save_model(const std::vector<NamedTensor>& tensors,
+void save_model(const std::vector<NamedTensor>& tensors, const HostBytes& host_bytes,
                 const std::vector<std::pair<std::string, std::string>>& beside, const fs::path& directory) {
   refuse_shared_link(directory);
   std::error_code error;
@@ -160,7 +160,8 @@ void save_model(const std::vector<NamedTensor>& tensors,
   remove_abandoned_temporaries(directory, Abandoned::kWriterGone);
   // One file, whatever its size: it replaces the one before in a single rename.
   const std::vector<WeightFile> files = plan_weight_files(tensors, std::numeric_limits<int64_t>::max());
-  const std::unique_ptr<VerifiedFile> file = write_safetensors(directory / files[0].name, tensors, files[0]);
+  const std::unique_ptr<VerifiedFile> file =
+      write_safetensors(directory / files[0].name, tensors, files[0], host_bytes);
   file->verify();
   file->commit();
   for (const auto& [name, contents] : beside)

@@ -48,9 +48,9 @@ std::vector<std::pair<std::string, std::string>> model_files(const ModelConfig& 
                                                              const std::filesystem::path& origin,
                                                              OriginConfig origin_config);
 
-/// Writes `directory`, which is made; each file appears whole or not at all. `tensors` are in the host's
-/// memory, `files` stand beside them. Throws UserError.
-void save_model(const std::vector<NamedTensor>& tensors,
+/// Writes `directory`, which is made; each file appears whole or not at all. `files` stand beside the
+/// tensors. Throws UserError.
+void save_model(const std::vector<NamedTensor>& tensors, const HostBytes& host_bytes,
                 const std::vector<std::pair<std::string, std::string>>& files,
                 const std::filesystem::path& directory);
 

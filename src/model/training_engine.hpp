@@ -27,11 +27,11 @@ struct TrainingEngineOptions {
   bool deterministic = false;
 };
 
-/// A model's tensors in the host's memory, and copies that they may point into.
-struct HostTensors {
-  ModelArrays arrays;
+/// A model's tensors where they are, and how the host gets to their bytes, one tensor at a time.
+struct ModelTensors {
+  ModelArrays arrays;  // which the tensors may point into
   std::vector<NamedTensor> tensors;
-  std::vector<HostBuffer<std::byte>> copies;
+  HostBytes host_bytes = bytes_in_place;
 };
 
 class TrainingEngine {
@@ -79,7 +79,7 @@ class TrainingEngine {
   virtual void restore(OptimizerStateReader& reader, int64_t updates) = 0;
   /// The type of the weights' matrices, and all of them. Not collective.
   virtual Dtype matrix_type() const = 0;
-  virtual HostTensors model_tensors() = 0;
+  virtual ModelTensors model_tensors() = 0;
 };
 
 /// `session` must outlive the engine.

@@ -26,6 +26,10 @@ int64_t bytes_of(const NamedTensor& tensor) {
 
 }  // namespace
 
+std::span<const std::byte> bytes_in_place(const NamedTensor& tensor) {
+  return tensor.bytes;
+}
+
 std::vector<WeightFile> plan_weight_files(std::span<const NamedTensor> tensors, int64_t max_bytes) {
   std::vector<WeightFile> files(1);
   std::set<std::string> names;
@@ -50,8 +54,8 @@ std::vector<WeightFile> plan_weight_files(std::span<const NamedTensor> tensors, 
 }
 
 std::unique_ptr<VerifiedFile> write_safetensors(const std::filesystem::path& target,
-                                                std::span<const NamedTensor> tensors,
-                                                const WeightFile& file) {
+                                                std::span<const NamedTensor> tensors, const WeightFile& file,
+                                                const HostBytes& host_bytes) {
   // "pt" is what transformers asks for: the layout that PyTorch's tensors have.
   nlohmann::ordered_json header{{"__metadata__", {{"format", "pt"}}}};
   int64_t at = 0;
@@ -72,7 +76,7 @@ std::unique_ptr<VerifiedFile> write_safetensors(const std::filesystem::path& tar
   written->write(std::as_bytes(std::span(&length, 1)));
   written->write(words);
   for (const size_t index : file.tensors)
-    written->write(tensors[index].bytes);
+    written->write(host_bytes(tensors[index]));
   return written;
 }
 

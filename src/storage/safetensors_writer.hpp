@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,13 +16,18 @@
 
 namespace longhalo {
 
-/// A tensor in memory: row-major bytes, as many as dtype and shape say.
+/// A tensor in memory, the host's unless somebody else brings its bytes there (HostBytes): row-major, as many
+/// as dtype and shape say.
 struct NamedTensor {
   std::string name;
   Dtype dtype = Dtype::kF32;
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;
 };
+
+/// A tensor's bytes in the host's memory, for as long as nobody asks for the next one's.
+using HostBytes = std::function<std::span<const std::byte>(const NamedTensor&)>;
+std::span<const std::byte> bytes_in_place(const NamedTensor& tensor);
 
 /// Which tensors, by index into the list, one file holds.
 struct WeightFile {
@@ -38,7 +44,8 @@ std::vector<WeightFile> plan_weight_files(std::span<const NamedTensor> tensors,
 /// Writes one of them under a temporary name: verify() and commit() of the result finish it. Throws
 /// UserError.
 std::unique_ptr<VerifiedFile> write_safetensors(const std::filesystem::path& target,
-                                                std::span<const NamedTensor> tensors, const WeightFile& file);
+                                                std::span<const NamedTensor> tensors, const WeightFile& file,
+                                                const HostBytes& host_bytes = bytes_in_place);
 
 /// The text of model.safetensors.index.json.
 std::string weight_index(std::span<const NamedTensor> tensors, std::span<const WeightFile> files);
