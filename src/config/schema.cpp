@@ -92,11 +92,12 @@ void add_train_keys(ConfigSchema& all) {
       key("train.most_skipped", whole(0, 1 << 20), FIELD(train.most_skipped),
           "Steps in a row that may be skipped because loss or gradient are not finite; one more "
           "stops the job."));
-  all.keys.push_back(
-      key("train.deterministic", Switch{}, FIELD(train.deterministic),
-          "On GPUs: gradients with the same bits on every repeat, so that a resumed run equals one that was "
-          "never stopped bit for bit; attention's gradient then takes about twice as long. On the CPU it is "
-          "always so."));
+  all.keys.push_back(key(
+      "train.deterministic", Switch{}, FIELD(train.deterministic),
+      "On GPUs: gradients with the same bits on every repeat, so that a resumed run equals one that was "
+      "never stopped bit for bit; attention's gradient then takes about twice as long, and matrix "
+      "products are made in the way that the library names first, not the one that is fastest here. On the "
+      "CPU it is always so."));
 }
 
 void add_activation_keys(ConfigSchema& all) {
@@ -280,7 +281,8 @@ ConfigSchema make_schema() {
   all.keys.push_back(key(
       "run.stop_before_end_seconds", AutoOrNumber{{0, 1e6}}, FIELD(run.stop_before_end_seconds),
       "A job whose time is limited ($SLURM_JOB_END_TIME) saves its state and stops so early, and one more "
-      "step or document, before its end. auto is 120, or a tenth of the job's time where that is less."));
+      "step or document, before its end. auto is 120, or a tenth of the job's time where that is less; "
+      "and twice what a checkpoint has taken where that is more."));
   all.keys.push_back(key(
       "run.deadline_seconds", RealNumber{0, 1e7}, FIELD(run.deadline_seconds),
       "How long a rank may wait in one operation for other ranks or for its GPU. Then it says at which step, "
