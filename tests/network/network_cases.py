@@ -176,6 +176,15 @@ class Networks(NetworkCase):
         self.assertRegex(said[1], r"^no answer by TCP from node3 \(rank 2\) for .*; node1 \(rank 0\) answers$")
         self.assertRegex(said[2], r"^no answer by TCP from node2 \(rank 1\) for .*; node1 \(rank 0\) answers$")
 
+    def test_one_way(self):
+        """A host that hears the others but is not heard, as behind a broken transmitter: the others name it."""
+        network = self.network(delay=0.003)
+        run = self.start_on(network, self.training_job(DEADLINE))
+        network.order(host="node3", sends=False)
+        said = self.hang(run, time.monotonic())
+        self.assertRegex(said[0], r"^no answer by TCP from node3 \(rank 2\) for .*; node2 \(rank 1\) answers$")
+        self.assertRegex(said[1], r"^no answer by TCP from node3 \(rank 2\) for .*; node1 \(rank 0\) answers$")
+
     def test_pair_never_joined(self):
         """Two hosts that cannot reach each other when MPI starts, as behind a firewall."""
         network = self.network()
