@@ -17,7 +17,8 @@ class Kind:
     number: int  # the signal
     target: str  # "rank", "all" (ranks) or "launcher"
     codes: tuple = ()  # how the job may end of it; none: it goes on
-    continues: tuple = ()  # SIGCONT comes after so many deadlines, drawn between these two
+    then: int = 0  # a signal that comes after this one, to the same processes,
+    pauses: tuple = ()  # so many deadlines later, drawn between these two
     weight: int = 1
     least_ranks: int = 1
 
@@ -29,13 +30,16 @@ KINDS = (
     Kind("SIGTERM to a rank", signal.SIGTERM, "rank", (STOPPED_ON_REQUEST,), weight=3),
     Kind("SIGTERM to all ranks", signal.SIGTERM, "all", (STOPPED_ON_REQUEST,), weight=2),
     Kind("SIGTERM to mpirun", signal.SIGTERM, "launcher", LAUNCHER_TERMINATED),
+    # While it saves its state, or when it has just left.
+    Kind("SIGTERM, kill -9 all ranks", signal.SIGTERM, "all", (KILLED_RANK, STOPPED_ON_REQUEST), then=signal.SIGKILL,
+         pauses=(0, 0.05), weight=2),
     Kind("SIGUSR2 to a rank", signal.SIGUSR2, "rank", (STOPPED_ON_REQUEST,), weight=2),
     Kind("SIGUSR2 to mpirun", signal.SIGUSR2, "launcher", (STOPPED_ON_REQUEST,)),
     Kind("SIGUSR1 to a rank", signal.SIGUSR1, "rank", weight=2),
     Kind("SIGUSR1 to mpirun", signal.SIGUSR1, "launcher"),
     # One rank is waited for by the others, so it comes back before their deadline is over; all may sleep for longer.
-    Kind("SIGSTOP a rank, SIGCONT", signal.SIGSTOP, "rank", continues=(0.02, 0.5), weight=3),
-    Kind("SIGSTOP all ranks, SIGCONT", signal.SIGSTOP, "all", continues=(0.02, 1.5)),
+    Kind("SIGSTOP a rank, SIGCONT", signal.SIGSTOP, "rank", then=signal.SIGCONT, pauses=(0.02, 0.5), weight=3),
+    Kind("SIGSTOP all ranks, SIGCONT", signal.SIGSTOP, "all", then=signal.SIGCONT, pauses=(0.02, 1.5)),
     # The watchdogs of the others end it.
     Kind("SIGSTOP a rank", signal.SIGSTOP, "rank", (HUNG,), weight=3, least_ranks=2),
 )
@@ -46,7 +50,7 @@ class Fault:
     kind: Kind
     after: float  # seconds since all ranks were there, or since the fault before
     rank: float  # which one, as a share of all
-    pause: float  # seconds until SIGCONT
+    pause: float  # seconds until the second signal
 
 
 def draw(generator, ranks, deadline):
@@ -55,7 +59,7 @@ def draw(generator, ranks, deadline):
     (kind,) = generator.choices(kinds, [kind.weight for kind in kinds])
     # A third of them while the job starts.
     after = generator.uniform(0, 0.8) if generator.random() < 1 / 3 else generator.uniform(0.8, 3.5)
-    pause = generator.uniform(*kind.continues) * deadline if kind.continues else 0
+    pause = generator.uniform(*kind.pauses) * deadline if kind.pauses else 0
     return Fault(kind, after, generator.random(), pause)
 
 

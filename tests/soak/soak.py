@@ -148,10 +148,11 @@ class Disturbed:
         self.history.append(f"  {fault.kind.name}{ranks} after {fault.after:.2f} s")
         if not send(fault.kind.number, struck):
             return False
-        if fault.kind.continues:
+        if fault.kind.then:
             time.sleep(fault.pause)
-            self.history.append(f"  SIGCONT after {fault.pause:.2f} s")
-            send(signal.SIGCONT, struck)
+            self.history.append(f"  and {signal.Signals(fault.kind.then).name} {fault.pause:.2f} s later")
+            alive = self.run.alive()
+            send(fault.kind.then, [pid for pid in struck if pid in alive])
         return True
 
     def ended_by(self, fault, pids):
