@@ -1,7 +1,9 @@
 #include "app/doctor_disks.hpp"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -51,6 +53,12 @@ fs::path nearest_folder(fs::path folder) {
   while (!fs::is_directory(folder, ignored) && folder.has_relative_path())
     folder = folder.parent_path();
   return folder;
+}
+
+bool is_in_memory(const fs::path& folder) {
+  struct statfs status {};
+  return ::statfs(folder.c_str(), &status) == 0 &&
+         (status.f_type == TMPFS_MAGIC || status.f_type == RAMFS_MAGIC);
 }
 
 fs::path name_in(const fs::path& folder, const char* what) {
@@ -125,6 +133,7 @@ DiskTimes measure_disk(const fs::path& folder, int64_t bytes) {
   const fs::path place = nearest_folder(folder);
   DiskTimes times;
   times.free_bytes = free_bytes(place);
+  times.is_in_memory = is_in_memory(place);
   times.bytes = bytes;
   // A tenth of what is free, so that others do not meet a full disk because of a test.
   if (times.free_bytes >= 0) times.bytes = std::min(bytes, times.free_bytes / 10 / kMiB * kMiB);
@@ -182,6 +191,14 @@ Finding disk_finding(const DiskTest& test, const DiskTimes& times) {
     row.verdict = Verdict::kWarn;
     row.wanted = text("at least ", size_text(kLittle), " free");
     row.remedy = "free space there, or choose another place; longhalo train --plan says how much a job needs";
+  } else if (times.is_in_memory) {
+    row.verdict = Verdict::kWarn;
+    row.found += "; it lies in the host's memory (tmpfs)";
+    row.wanted = "a disk";
+    row.remedy =
+        "choose a folder on a disk: what lies in memory takes it from the job, and is gone with the host, or "
+        "with "
+        "the job where it has a /tmp or /dev/shm of its own";
   }
   return row;
 }

@@ -28,6 +28,7 @@ struct DiskTimes {
   double write_seconds = 0, sync_seconds = 0, read_seconds = 0;
   bool is_direct = false;  // past the page cache
   bool is_right = false;   // read as it was written
+  bool is_in_memory = false;
 };
 /// Writes a file that has no name any more, forces it to the disk, and reads it back. Throws UserError.
 DiskTimes measure_disk(const std::filesystem::path& folder, int64_t bytes);

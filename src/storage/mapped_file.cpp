@@ -1,12 +1,12 @@
 #include "storage/mapped_file.hpp"
 
-#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <mutex>
 
 #include "core/error.hpp"

@@ -190,6 +190,19 @@ class Train(TrainingCase):
         self.train_well(job)
         self.assertGreater(self.metrics("validation")[0]["counted_tokens"], 1)
 
+    def test_steps_that_have_nothing_to_foretell(self):
+        """Documents of one token have no label: their steps count nothing, which is 0 and not no number."""
+        job = self.training(train={"sequence_tokens": 4, "validation_share": 0, "steps": 20, "most_skipped": 0})
+        texts = [tiny_model.document(5), *["a"] * 60]
+        job["input"]["documents"] = [str(self.write(f"{i}.txt", text)) for i, text in enumerate(texts)]
+        self.train_well(job)
+        steps = self.metrics("step")
+        self.assertEqual({step["skipped"] for step in steps}, {False})
+        empty = [step["loss"] for step in steps if step["counted_tokens"] == 0]
+        self.assertGreater(len(empty), 5)
+        self.assertLess(len(empty), 20)
+        self.assertEqual(set(empty), {0})
+
     def test_scores_of_all_words_are_never_there_at_once(self):
         """8,000 tokens by 65,536 words would be 2.1 GB in fp32, in training forward and backward."""
         vocabulary, ids = 1 << 16, np.random.default_rng(5).integers(0, 1 << 16, 8000)

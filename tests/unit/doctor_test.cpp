@@ -8,6 +8,8 @@
 #include "app/doctor_report.hpp"
 
 #include <gtest/gtest.h>
+#include <linux/magic.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -299,10 +301,22 @@ TEST(DoctorDisks, FloorsAndFullDisks) {
   const Finding slow = disk_finding(test, times);
   EXPECT_EQ(slow.verdict, Verdict::kFail);
   EXPECT_NE(slow.wanted.find("doctor.least_scratch_gb_per_second"), std::string::npos);
-  times.read_seconds = 0.2, times.free_bytes = 100 << 20;
+  times.read_seconds = 0.2, times.is_in_memory = true;
+  const Finding in_memory = disk_finding(test, times);
+  EXPECT_EQ(in_memory.verdict, Verdict::kWarn);
+  EXPECT_NE(in_memory.found.find("tmpfs"), std::string::npos) << in_memory.found;
+  times.free_bytes = 100 << 20;
   EXPECT_EQ(disk_finding(test, times).verdict, Verdict::kWarn);
   times.is_right = false;
   EXPECT_EQ(disk_finding(test, times).verdict, Verdict::kFail);
+}
+
+TEST(DoctorDisks, AFolderInMemoryIsSeen) {
+  struct statfs status {};
+  if (::statfs("/dev/shm", &status) != 0 || status.f_type != TMPFS_MAGIC || ::access("/dev/shm", W_OK) != 0)
+    GTEST_SKIP() << "/dev/shm is no tmpfs that this user may write to";
+  EXPECT_TRUE(measure_disk("/dev/shm", 1 << 20).is_in_memory);
+  EXPECT_NE(examine_disk({"output folder", "/dev/shm/not/there", 1 << 20, 0, ""}).verdict, Verdict::kPass);
 }
 
 TEST(DoctorDisks, AFolderThatCannotBeWrittenTo) {
