@@ -7,7 +7,7 @@ import unittest
 
 import tiny_model
 from disk_full_cases import may_mount
-from harness import EXECUTABLE, MPIEXEC, Run, files_below, shared_model
+from harness import EXECUTABLE, MPIEXEC, Run, files_below, records_of, shared_model
 from train_cases import TrainingCase
 
 
@@ -75,6 +75,17 @@ class UnlikeHosts(TrainingCase):
         job = self.training(train={"steps": 2, "validation_share": 0})
         job["input"] = {"tokens": str(files[0])}
         self.refused(f"mount --bind {files[1]} {files[0]}", "train", job, "the fingerprint of the tokens", files[0])
+
+    def test_other_settings(self):
+        """Whatever the other host's environment says, rank 0's settings are everybody's."""
+        job = self.config(tasks=["score"])
+        here = next(iter(self.succeed(job).values()))
+        self.out = self.dir / "out2"
+        run = self.run_with("export LONGHALO_ATTENTION__WINDOW=9 LONGHALO_TASKS=[embed]", "infer",
+                            {**job, "output": {"directory": str(self.out)}})
+        self.assertEqual(run.code, 0, run.err)
+        (there,) = records_of(self.out).values()
+        self.assertEqual((there["task"], there["perplexity"]), (here["task"], here["perplexity"]))
 
     def test_an_output_folder_that_is_private(self):
         """Each rank writes its part of a checkpoint there: not after hours, at the first one, is that to be found."""
