@@ -4,6 +4,7 @@
 // saved, 76 a rank waited for too long.
 #include <csignal>
 #include <exception>
+#include <filesystem>
 
 #include "app/bench.hpp"
 #include "app/command_line.hpp"
@@ -50,6 +51,9 @@ Config shared_config(const MpiSession& session, const CommandLine& command) {
 
 // Until the ranks can agree on the config: MPI's own start may be what a rank waits for in vain.
 double deadline_before_start(const CommandLine& command) {
+  std::error_code ignored;
+  if (command.sources.file && !std::filesystem::is_regular_file(*command.sources.file, ignored))
+    return Config().run.deadline_seconds;  // a pipe is read once, by rank 0
   try {
     return load_config(command.subcommand, command.sources).run.deadline_seconds;
   } catch (const std::exception&) {  // rank 0 says what is wrong with it

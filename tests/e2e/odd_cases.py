@@ -103,6 +103,15 @@ class OddSettings(Case):
         run = Run(["infer", "--config", self.write("wide.yaml", text.encode("utf-16"))]).wait()
         self.assert_refused(run, "wide.yaml:1", "UTF-8")
 
+    def test_config_through_a_pipe(self):
+        """It can be read once, whatever else of the program would like to know of it."""
+        pipe = self.dir / "pipe"
+        os.mkfifo(pipe)
+        run = Run(["infer", "--config", pipe])
+        pipe.write_text(yaml.safe_dump(self.config()))  # waits for a reader
+        run.wait()
+        self.assertEqual(run.code, 0, run.err)
+
     def test_everything_is_one(self):
         config = self.config(attention={"window": 1, "landmark_stride": 1}, run={"token_tile": 1},
                              embed={"chunk_tokens": 1}, generate={"max_new_tokens": 1})
