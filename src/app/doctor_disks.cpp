@@ -47,10 +47,12 @@ std::string rate_text(int64_t bytes, double seconds) {
   return out.str();
 }
 
-fs::path nearest_folder(fs::path folder) {
+// Of a folder that the job will make, the one that is there already. Stops at a file or a link that leads
+// nowhere, too: what is measured has to be where the job will be.
+fs::path nearest_existing(fs::path folder) {
   std::error_code ignored;
   folder = fs::absolute(folder, ignored);
-  while (!fs::is_directory(folder, ignored) && folder.has_relative_path())
+  while (!fs::exists(fs::symlink_status(folder, ignored)) && folder.has_relative_path())
     folder = folder.parent_path();
   return folder;
 }
@@ -130,7 +132,9 @@ Finding shared_memory_finding(const fs::path& folder, int64_t wanted_bytes) {
 }
 
 DiskTimes measure_disk(const fs::path& folder, int64_t bytes) {
-  const fs::path place = nearest_folder(folder);
+  const fs::path place = nearest_existing(folder);
+  std::error_code problem;
+  if (!fs::is_directory(place, problem)) throw_write_error(problem ? problem.value() : ENOTDIR, place, 0);
   DiskTimes times;
   times.free_bytes = free_bytes(place);
   times.is_in_memory = is_in_memory(place);
@@ -218,7 +222,7 @@ std::vector<Finding> shared_folder_finding(const MpiSession& session, const fs::
   std::string name, problem;
   FileDescriptor file;
   if (session.is_root()) {
-    const fs::path path = name_in(nearest_folder(folder), "seen");
+    const fs::path path = name_in(nearest_existing(folder), "seen");
     file = FileDescriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (file.is_open()) name = path.string();
   }

@@ -326,6 +326,17 @@ TEST(DoctorDisks, AFolderThatCannotBeWrittenTo) {
   EXPECT_FALSE(row.remedy.empty());
 }
 
+TEST(DoctorDisks, WhatIsNoFolder) {
+  const Folder folder;
+  folder.write("file", "text");
+  fs::create_symlink("nowhere", folder.path() / "link");
+  for (const char* name : {"file", "file/below", "link", "link/below"}) {
+    const Finding row = examine_disk({"scratch", folder.path() / name, 1 << 20, 0, ""});
+    EXPECT_EQ(row.verdict, Verdict::kFail) << name << ": the job could not make a folder there";
+    EXPECT_NE(row.remedy.find("check the path"), std::string::npos) << row.remedy;
+  }
+}
+
 TEST(DoctorDisks, SharedMemory) {
   const Folder folder;
   EXPECT_EQ(shared_memory_finding(folder.path(), 1).verdict, Verdict::kPass);
