@@ -48,18 +48,38 @@ EVENTS = {
 }
 
 
+# Numbers without which a record of this event shows nothing.
+NEEDED = {"step": ("step", "tokens_per_second", "seconds_per_step"), "validation": ("step",), "checkpoint": ("step",)}
+
+
+def is_whole(record):
+    """Whether a line's value is a record of a job; other numbers may be missing, or null where they are not finite."""
+    return isinstance(record, dict) and ("event" in record or isinstance(record.get("document"), str)) and all(
+        isinstance(record.get(key), (int, float)) for key in NEEDED.get(record.get("event"), ()))
+
+
 def read_lines(file):
-    """The JSON objects of a file, one a line; a last line that is still being written is left out."""
+    """The records of a file, one a line. A last line that is still being written is left out; so are others that are no
+    records, and a warning says how many."""
     if not file.is_file():
         return []
-    records = []
-    for line in file.read_text(errors="replace").splitlines():
+    records, damaged = [], 0
+    try:
+        lines = file.read_text(errors="replace").split("\n")
+    except OSError as error:
+        fail(f"cannot read {file}: {error.strerror}", "give this user the right to read it (ls -l shows the owner)")
+    for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
         except ValueError:
+            damaged += number < len(lines)
             continue
-        if isinstance(record, dict):
+        if is_whole(record):
             records.append(record)
+        else:
+            damaged += 1
+    if damaged:
+        sys.stderr.write(f"report: warning: {file}: {damaged} damaged line{'s are' if damaged > 1 else ' is'} left out\n")
     return records
 
 
@@ -121,11 +141,11 @@ def cards(job):
         rates = sorted(s["tokens_per_second"] for s in steps)
         told = [(f"{steps[-1]['step']}", "steps"), (number(steps[-1].get("loss")), "loss, nats a token")]
         if validations:
-            told.append((number(validations[-1]["cross_entropy"]), "validation, nats a token"))
+            told.append((number(validations[-1].get("cross_entropy")), "validation, nats a token"))
             if "bits_per_byte" in validations[-1]:
                 told.append((number(validations[-1]["bits_per_byte"]), "validation, bits a byte"))
         told.append((number(rates[len(rates) // 2]), "tokens/s, median"))
-        mfu = sorted(s["mfu"] for s in steps if "mfu" in s)
+        mfu = sorted(s["mfu"] for s in steps if s.get("mfu") is not None)
         if mfu:
             told.append((f"{100 * mfu[len(mfu) // 2]:.1f} %", "MFU, median"))
         return told + [(str(len(job.events("checkpoint"))), "checkpoints")]
@@ -198,7 +218,11 @@ def main():
     try:
         output.write_text(page(job))
         if arguments.picture:
-            report_plots.overview(job).savefig(arguments.picture, dpi=90)
+            overview = report_plots.overview(job)
+            if overview is None:
+                fail("there are no plots for a picture yet", "wait for the job's first record")
+            with open(arguments.picture, "wb") as picture:  # an open file: nothing is added to the name
+                overview.savefig(picture, format="png", dpi=90)
     except OSError as error:
         fail(f"cannot write: {error}", "name a file in a folder that may be written to, with --output")
     print(output)

@@ -30,8 +30,10 @@ def draw(plot):
 
 
 def overview(job):
-    """The first six plots in one picture."""
+    """The first six plots in one picture; None where there are none."""
     chosen = plots(job)[:6]
+    if not chosen:
+        return None
     columns = min(len(chosen), 3)
     rows = -(-len(chosen) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(4.3 * columns, 2.9 * rows), layout="constrained", squeeze=False)
@@ -70,6 +72,8 @@ def _series(records, *path):
 
 def _smooth(values):
     """A mean over a fiftieth of the run, to be seen through the noise of single steps."""
+    if not len(values):  # no record has the number, or it was never finite
+        return values
     width = max(len(values) // 50, 1)
     finite = np.where(np.isfinite(values), values, np.nanmean(values) if np.isfinite(values).any() else 0)
     padded = np.pad(finite, (width // 2, width - 1 - width // 2), mode="edge")
@@ -169,7 +173,7 @@ def _phases(axes, steps):
             continue
         stats = [np.median([(p[k] if isinstance(p, dict) else p) / n for p, n in spreads]) for k in ("min", "mean", "max")]
         rows.append((name, *stats))
-    longest = max(row[3] for row in rows)
+    longest = max((row[3] for row in rows), default=0)
     rows = [row for row in rows if row[3] > 1e-4 * longest]
     for at, (name, low, mean, high) in enumerate(rows):
         axes.barh(at, mean, color=COLORS[0] if name in PHASES else COLORS[1], height=0.6)

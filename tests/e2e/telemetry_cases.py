@@ -223,6 +223,24 @@ class Report(TelemetryCase):
         self.assertEqual(picture.read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
         self.assertIn("<h2>Loss</h2>", elsewhere.read_text())
 
+    def test_damaged_records(self):
+        """Lines that are cut, or are no records, are counted and left out; what is there is shown."""
+        folder = self.dir / "run"
+        folder.mkdir()
+        step = {"event": "step", "step": 1, "loss": None, "tokens_per_second": 10.0, "seconds_per_step": 2.0, "mfu": None,
+                "phases": {}}
+        (folder / "metrics.jsonl").write_text("\n".join(
+            ['{"event": "run", "command": "train"}', json.dumps(step), '{"event": "step"}', '{"event": "st', '[1]', '"x"',
+             '{"event": "validation", "cross_entropy": 2}', json.dumps({**step, "step": 2, "loss": 3.0}), '{"event": "st']))
+        done = self.report(folder, "--picture", self.dir / "overview.of")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("metrics.jsonl: 5 damaged lines are left out", done.stderr)
+        self.assertIn("<h2>Loss</h2>", (folder / "report.html").read_text())
+        self.assertEqual((self.dir / "overview.of").read_bytes()[:8], b"\x89PNG\r\n\x1a\n", "whatever its name")
+        (folder / "metrics.jsonl").write_text('{"event": "run", "command": "train"}\n')
+        done = self.report(folder, "--picture", self.dir / "none.png")
+        self.assertEqual((done.returncode, done.stderr.splitlines()[0]), (2, "report: there are no plots for a picture yet"))
+
     def test_inference(self):
         self.succeed(self.config(input={"documents": [str(self.document), str(self.write("b.txt", tiny_model.document(80)))]}))
         self.page(self.out, "Perplexity by position", "Speed", "Phases over ranks", "Halo bandwidth", "Memory")
