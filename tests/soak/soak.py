@@ -207,8 +207,8 @@ def soak(arguments, folder):
     if arguments.job is not None:
         plans = [plans[arguments.job]]
 
-    jobs = []
-    end_with_this_process(jobs, references)
+    jobs, given_up = [], threading.Event()
+    end_with_this_process(jobs, references, given_up)
 
     def one(plan):
         own = folder / f"job_{plan.index}"
@@ -218,6 +218,8 @@ def soak(arguments, folder):
         try:
             job.go()
         except Exception as error:  # also what the harness finds: half lines, a run that does not end
+            if given_up.is_set():
+                return
             end_all(job.run)
             words = str(error) if isinstance(error, Wrong) else traceback.format_exc()
             (own / "what_was_wrong.txt").write_text(
@@ -237,9 +239,10 @@ def soak(arguments, folder):
     return not wrong
 
 
-def end_with_this_process(jobs, references):
+def end_with_this_process(jobs, references, given_up):
     """Whoever ends a soak ends its ranks too."""
     def end(number, _):
+        given_up.set()
         for run in [job.run for job in jobs] + references.runs:
             end_all(run)
         os._exit(128 + number)
