@@ -24,7 +24,8 @@ void matmul_weight_gradient(int64_t m, int64_t out, int64_t in, const float* dc,
 void matmul_reference(int64_t m, int64_t out, int64_t in, const double* a, const double* w, double* c,
                       Accumulate accumulate = Accumulate::kOverwrite);
 
-/// Threads for every CPU kernel of this process: OpenMP's and OpenBLAS's. At least 1.
+/// Threads for every CPU kernel of this process: OpenMP's and OpenBLAS's. At least 1. Throws UserError where
+/// there is no room for OpenBLAS's buffers.
 void set_kernel_threads(int threads);
 int kernel_threads();
 

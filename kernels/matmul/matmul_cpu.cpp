@@ -1,10 +1,14 @@
 #include <cblas.h>
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
+#include <vector>
 
 #include "core/error.hpp"
+#include "core/text.hpp"
 #include "kernels/matmul/gemv_simd.hpp"
 #include "kernels/matmul/matmul.hpp"
 
@@ -21,6 +25,33 @@ void check_shape(int64_t m, int64_t out, int64_t in) {
   check(m >= 0 && out >= 1 && in >= 1, "a matrix product has a positive shape");
   check(out <= std::numeric_limits<blasint>::max() && in <= std::numeric_limits<blasint>::max(),
         "a weight's sides fit OpenBLAS's integers");
+}
+
+// OpenBLAS asks again without end where its buffers, one a thread and one a call, find no room: so it takes
+// them here, after it has been seen that there is.
+void give_openblas_its_buffers(int threads) {
+  constexpr size_t kBuffer = (size_t{128} << 20) + 4096;  // the largest that it is built with
+  std::vector<void*> rooms;
+  const auto take = [] {
+    return ::mmap(nullptr, kBuffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  };
+  void* room = take();
+  for (; room != MAP_FAILED && rooms.size() < static_cast<size_t>(threads); room = take())
+    rooms.push_back(room);
+  const bool is_enough = room != MAP_FAILED;
+  if (is_enough) rooms.push_back(room);
+  for (void* one : rooms)
+    ::munmap(one, kBuffer);
+  if (!is_enough)
+    throw UserError(text("out of host memory: ", threads + 1, " buffers of ", kBuffer,
+                         " bytes for OpenBLAS could not be had"),
+                    "this process",
+                    "raise the limit of a process's memory (ulimit -v), or set run.threads: 1");
+  openblas_set_num_threads(threads);
+  constexpr blasint kSide = 128;  // smaller products take no buffer
+  std::vector<float> a(static_cast<size_t>(kSide) * kSide), b(a), c(a);
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, kSide, kSide, kSide, 1.0F, a.data(), kSide, b.data(),
+              kSide, 0.0F, c.data(), kSide);
 }
 
 }  // namespace
@@ -75,7 +106,10 @@ void matmul_weight_gradient(int64_t m, int64_t out, int64_t in, const float* dc,
 void set_kernel_threads(int threads) {
   check(threads >= 1, "a rank has at least one thread");
   omp_set_num_threads(threads);
-  openblas_set_num_threads(threads);
+  static std::atomic<int> most_threads{0};
+  if (threads <= most_threads) return openblas_set_num_threads(threads);
+  give_openblas_its_buffers(threads);
+  most_threads = threads;
 }
 
 int kernel_threads() {

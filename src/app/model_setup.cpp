@@ -48,7 +48,7 @@ int use_threads(const MpiSession& session, const Config& config) {
     // A launcher that binds ranks gives each its own cores; one that does not gives all of them every core.
     if (threads >= online) threads /= session.local_ranks();
   }
-  set_kernel_threads(std::max(threads, 1));
+  session.together([&] { set_kernel_threads(std::max(threads, 1)); });
   return kernel_threads();
 }
 

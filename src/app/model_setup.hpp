@@ -15,7 +15,7 @@ AttentionPattern attention_pattern(const Config& config);
 ModelConfig model_shape(const Config& config);
 
 /// Sets the threads of the CPU kernels: run.threads, else OMP_NUM_THREADS, else this rank's share of the
-/// cores that it may run on. Returns how many.
+/// cores that it may run on. Returns how many. Collective.
 int use_threads(const MpiSession& session, const Config& config);
 
 ProgressOptions progress_options(const MpiSession& session, const Config& config);

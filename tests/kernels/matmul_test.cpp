@@ -1,6 +1,10 @@
 // Matrix products against the fp64 definition: every small number of rows (decode) and odd shapes.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <fstream>
+#include <iostream>
 #include <limits>
 
 #include "core/error.hpp"
@@ -61,6 +65,28 @@ TEST(MatmulRate, IsPlausible) {
   const double rate = measure_matmul_rate(0.01);
   EXPECT_GT(rate, 1e8);
   EXPECT_LT(rate, 1e14);
+}
+
+// OpenBLAS would ask for its buffers again and again; ulimit -v is such a limit.
+TEST(KernelThreadsDeathTest, NoRoomForBuffersIsAnErrorAndNoEndlessWait) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "AddressSanitizer itself takes more memory than a limit would leave";
+#endif
+  const auto limited = [] {
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const auto limit = static_cast<rlim_t>(pages * ::sysconf(_SC_PAGESIZE) + (int64_t{64} << 20));
+    const struct rlimit address_space = {limit, limit};
+    if (::setrlimit(RLIMIT_AS, &address_space) != 0) ::_exit(3);
+    try {
+      set_kernel_threads(kernel_threads() + 1);
+    } catch (const UserError& error) {
+      std::cerr << error.what() << std::endl;
+      ::_exit(2);
+    }
+    ::_exit(0);
+  };
+  EXPECT_EXIT(limited(), ::testing::ExitedWithCode(2), "out of host memory.*OpenBLAS(.|\n)*ulimit -v");
 }
 
 TEST(KernelThreads, AtLeastOne) {
