@@ -9,6 +9,7 @@
 #include "comm/alike.hpp"
 #include "storage/checksum.hpp"
 #include "storage/safetensors.hpp"
+#include "storage/sha256.hpp"
 
 namespace longhalo {
 namespace {
@@ -50,6 +51,19 @@ std::string weights_fingerprint(const std::filesystem::path& model_directory) {
   char digits[17];
   std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(sum.value()));
   return digits;
+}
+
+std::string model_fingerprint(const Config& config, const ModelConfig& shape) {
+  std::string all = shape_text(shape);
+  if (config.model.weights == WeightsSource::kCheckpoint) all += weights_fingerprint(config.model.path);
+  if (config.model.path.empty()) return all;
+  for (const char* name :
+       {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"}) {
+    const std::filesystem::path file = std::filesystem::path(config.model.path) / name;
+    std::error_code ignored;
+    if (std::filesystem::is_regular_file(file, ignored)) all += name + sha256_of_file(file);
+  }
+  return all;
 }
 
 ModelConfig agreed_model(const MpiSession& session, const Config& config) {

@@ -20,4 +20,8 @@ ModelConfig agreed_model(const MpiSession& session, const Config& config);
 /// that is wrong in one copy can pass. Throws UserError.
 std::string weights_fingerprint(const std::filesystem::path& model_directory);
 
+/// Of all in a model's folder that results depend on, for records that are to be told apart: numbers, weights
+/// (as above), tokenizer and chat template. With random weights of the shape alone. Throws UserError.
+std::string model_fingerprint(const Config& config, const ModelConfig& shape);
+
 }  // namespace longhalo

@@ -40,9 +40,11 @@ IfResultsExist if_results_exist(IfExists choice) {
 }
 
 // What the records of each document depend on, beside task and prompt: the settings, and what was read.
-ResultWriter::Settings settings_by_document(const Config& config, const Inputs& inputs, Precision precision) {
+ResultWriter::Settings settings_by_document(const Config& config, const ModelConfig& shape,
+                                            const Inputs& inputs, Precision precision) {
   const nlohmann::json all = nlohmann::json::parse(dump_json(config));
   const nlohmann::json chosen{{"model", all.at("model")},
+                              {"model's files", model_fingerprint(config, shape)},
                               {"attention", all.at("attention")},
                               {"generate", all.at("generate")},
                               {"embed", all.at("embed")},

@@ -19,6 +19,10 @@ void refuse_repeats(std::vector<std::string> entries, std::string_view what, std
   throw UserError(text("the ", what, " \"", *repeat, "\" is there twice"), where, "remove one of the two");
 }
 
+std::string digest_of(const std::vector<int32_t>& tokens) {
+  return sha256_of_text({reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(int32_t)});
+}
+
 }  // namespace
 
 void refuse_other_tokenizer(const TokenFile& tokens, const std::string& file,
@@ -72,8 +76,7 @@ void Inputs::read_token_file(const std::string& file) {
     if (tokens.empty())
       throw UserError("the document is empty", place, "leave it out when making the token file");
     check_ids(tokens, place);
-    digests_.push_back(
-        sha256_of_text({reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(int32_t)}));
+    digests_.push_back(digest_of(tokens));
   }
 }
 
@@ -120,11 +123,19 @@ void Inputs::place_prompts(const Config& config) {
 std::vector<int32_t> Inputs::document_tokens(int64_t index, int64_t& bytes,
                                              const ProgressOptions& options) const {
   const std::string& name = document_name(index);
-  if (token_file_ != nullptr) return token_file_->read(index);
+  const auto refuse_changes = [&](const std::string& digest) {
+    if (digest != digests_[static_cast<size_t>(index)])
+      throw UserError(
+          "the document was changed while the job ran", name,
+          "start again with output.if_exists: resume once it is complete; what is recorded stays");
+  };
+  if (token_file_ != nullptr) {
+    std::vector<int32_t> tokens = token_file_->read(index);
+    refuse_changes(digest_of(tokens));
+    return tokens;
+  }
   const Document document = read_document(name);
-  if (sha256_of_text(document.text) != digests_[static_cast<size_t>(index)])
-    throw UserError("the document was changed while the job ran", name,
-                    "start again with output.if_exists: resume once it is complete; what is recorded stays");
+  refuse_changes(sha256_of_text(document.text));
   bytes = static_cast<int64_t>(document.text.size());
   Progress progress(text("tokenising ", name), bytes, ProgressUnit::kBytes, options);
   return tokenizer_->encode(document.text, SpecialTokens::kAsText,

@@ -149,12 +149,15 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
 // Makes the folder this job's alone.
 void TrainJob::prepare_output() {
   const std::filesystem::path folder = config_.output.directory;
-  session_.together([&] {
-    if (!session_.is_root()) return;
+  const auto refuse_earlier_run = [&] {
     if (config_.output.if_exists == IfExists::kError && holds_training_run(folder))
       throw UserError("the output folder holds an earlier training run", folder.string(),
                       "choose another output.directory, or set output.if_exists: resume to go on with it, or "
                       "replace to start anew");
+  };
+  session_.together([&] {
+    if (!session_.is_root()) return;
+    refuse_earlier_run();
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     if (error)
@@ -169,6 +172,9 @@ void TrainJob::prepare_output() {
   });
   checkpoints_ =
       std::make_unique<TrainingCheckpoints>(session_, folder, static_cast<int>(train_.checkpoint_keep));
+  session_.together([&] {
+    if (session_.is_root()) refuse_earlier_run();  // of a job that began and ended since
+  });
   if (config_.output.if_exists == IfExists::kResume) restored_ = checkpoints_->find();
 }
 

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 import tiny_model
-from harness import GONE_WITHIN_SECONDS, Case, records_of
+from harness import GONE_WITHIN_SECONDS, Case, records_of, shared_model
 
 DOCUMENTS = 40
 PROMPTS = ["What?", "Why?", "When?"]
@@ -154,6 +154,17 @@ class Vanishing(Case):
         self.assertEqual(len(after), 4)
         for key, record in before.items():
             self.assertEqual(after[key], record)
+
+    def test_tokens_changed(self):
+        tokens = self.dir / "tokens.h5"
+        tiny_model.write_tokens(tokens, shared_model(), [[5, 6, 7] * 20, [8] * 60000])
+        run = self.start(self.config(tasks=["generate"], input={"documents": None, "tokens": str(tokens)},
+                                     generate={"max_new_tokens": 6000}))
+        run.wait_for(lambda: "answering" in run.so_far(), "answer")
+        with h5py.File(tokens, "r+") as file:
+            file["tokens"][60:] = 9
+        run.wait()
+        self.assert_refused(run, "document 1", "changed while the job ran")
 
     def test_output_removed(self):
         run = self.while_answering(lambda: shutil.rmtree(self.out))

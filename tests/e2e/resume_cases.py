@@ -1,6 +1,7 @@
 """What a resumed job keeps, and what it refuses because old and new records would not mean the same."""
 
 import fcntl
+import json
 import os
 import signal
 
@@ -52,6 +53,22 @@ class Resumed(Case):
         self.succeed(self.config(tasks=["score"]))
         self.document.write_text(tiny_model.document(60, seed=5))
         self.refused(self.resume(tasks=["score", "embed"]), "another text", self.document)
+
+    def test_changed_model(self):
+        """In the same folder: other weights, another number, another template."""
+        model = self.own_model()
+        self.succeed(self.config(model={"path": str(model)}))
+        for name, contents in (("config.json", json.dumps({**tiny_model.CONFIG, "rope_theta": 500.0}).encode()),
+                               ("tokenizer_config.json", json.dumps({"chat_template": "Say: " + tiny_model.TEMPLATE}).encode()),
+                               ("model.safetensors", None)):
+            before = (model / name).read_bytes()
+            if contents is None:
+                tiny_model.write_safetensors(model / name, tiny_model.tensors(seed=9))
+            else:
+                (model / name).write_bytes(contents)
+            self.refused(self.resume(model={"path": str(model)}), "another model")
+            (model / name).write_bytes(before)
+        self.succeed(self.resume(model={"path": str(model)}))
 
     def test_another_opening(self):
         """With prompts the chat template stands before the document, and every score depends on it."""
