@@ -99,7 +99,7 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
     if (session.is_root())
       results_ =
           std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists),
-                                         settings_by_document(config, *inputs_, engine_->precision()));
+                                         settings_by_document(config, shape_, *inputs_, engine_->precision()));
   });
   log_ = open_job_log(session, config, "infer", threads_, computing_of(*engine_));
   load_weights(session, config, *engine_);
