@@ -211,6 +211,8 @@ def soak(arguments, folder):
     end_with_this_process(jobs, references, given_up)
 
     def one(plan):
+        if given_up.is_set():
+            return
         own = folder / f"job_{plan.index}"
         job = Disturbed(plan, own, model, references, tally)
         jobs.append(job)
