@@ -89,11 +89,13 @@ void RunWatch::name_stragglers(const RankFigures& figures, RunLog& log) {
   }
 }
 
+PrometheusText RunWatch::labelled() const {
+  return PrometheusText(PrometheusText::Labels{{"command", command_}, {"job", job_name()}});
+}
+
 PrometheusText RunWatch::figures() const {
-  PrometheusText figures(PrometheusText::Labels{{"command", command_}, {"job", job_name()}});
+  PrometheusText figures = labelled();
   figures.gauge("longhalo_ranks", "Ranks of the job.", {}, session_.ranks());
-  figures.gauge("longhalo_record_timestamp_seconds", "When these figures were written, Unix time.", {},
-                static_cast<double>(std::time(nullptr)));
   const std::vector<int> slow = stragglers_.slow();
   figures.gauge("longhalo_stragglers", "Ranks that are slower than the others.", {},
                 static_cast<double>(slow.size()));
@@ -106,6 +108,25 @@ PrometheusText RunWatch::figures() const {
         {{"host", port.host}, {"device", port.device}, {"port", port.port}, {"counter", port.counter}},
         static_cast<double>(count));
   return figures;
+}
+
+void RunWatch::publish(const PrometheusText& figures) {
+  published_ = figures.text();
+  replace_file();
+}
+
+void RunWatch::end() {
+  is_running_ = false;
+  replace_file();
+}
+
+void RunWatch::replace_file() {
+  PrometheusText now = labelled();
+  now.gauge("longhalo_running", "1 until the job has ended by itself, done or stopped on request: then 0.",
+            {}, is_running_ ? 1 : 0);
+  now.gauge("longhalo_record_timestamp_seconds", "When these figures were written, Unix time.", {},
+            static_cast<double>(std::time(nullptr)));
+  file_.replace(now.text() + published_);
 }
 
 void add_spreads(PrometheusText& figures, const std::string& name, const std::string& help,

@@ -35,12 +35,17 @@ class RunWatch {
   /// With what is known of links and stragglers in it, for the caller to add to.
   PrometheusText figures() const;
   /// Rank 0 replaces the file.
-  void publish(const PrometheusText& figures) { file_.replace(figures.text()); }
+  void publish(const PrometheusText& figures);
+  /// Rank 0: the job ends by itself, done or stopped on request; from then on old figures are no sign of a
+  /// job that hangs or died.
+  void end();
 
  private:
   nlohmann::json own_link_errors();
   void warn_of_links(const RankFigures& figures, RunLog& log);
   void name_stragglers(const RankFigures& figures, RunLog& log);
+  PrometheusText labelled() const;
+  void replace_file();
 
   const MpiSession& session_;
   std::vector<std::string> hosts_;
@@ -55,6 +60,8 @@ class RunWatch {
   };
   std::map<Port, int64_t> link_errors_;  // of this job
   ReplacedFile file_;
+  std::string published_;
+  bool is_running_ = true;
 };
 
 /// {"name": {"min", "mean", "max"}} as gauges with the labels `label` and stat.

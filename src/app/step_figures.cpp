@@ -96,6 +96,7 @@ json StepFigures::take(TrainingEngine& engine, const ActivationStore* store, Run
 
 void StepFigures::publish(const json& record) {
   if (!session_.is_root()) return;
+  published_ = record;
   PrometheusText figures = watch_.figures();
   const auto gauge = [&](const char* key, const char* name, const char* help) {
     if (record.contains(key)) figures.gauge(name, help, {}, record[key].get<double>());
@@ -115,8 +116,9 @@ void StepFigures::publish(const json& record) {
     figures.gauge("longhalo_validation_cross_entropy", "Of the newest validation, nats a token.", {},
                   *validation_);
   add_spreads(figures, "longhalo_phase_seconds", "Seconds by phase in the newest record, over ranks.",
-              "phase", record.at("phases"));
-  add_spreads(figures, "longhalo_memory_bytes", "Peaks of memory, over ranks.", "kind", record.at("memory"));
+              "phase", record.value("phases", json::object()));
+  add_spreads(figures, "longhalo_memory_bytes", "Peaks of memory, over ranks.", "kind",
+              record.value("memory", json::object()));
   for (const auto& [kind, bytes] : total_bytes_.items())
     figures.counter("longhalo_bytes_total",
                     "Received by all ranks, or put to and fetched from the store, since the job began.",
@@ -126,6 +128,11 @@ void StepFigures::publish(const json& record) {
     figures.gauge("longhalo_bandwidth_bytes_per_second", "Of a rank while it receives, mean of ranks.",
                   {{"kind", kind}}, rate.get<double>());
   watch_.publish(figures);
+}
+
+void StepFigures::publish_validation(double cross_entropy) {
+  validation_ = cross_entropy;
+  publish(json(published_));
 }
 
 }  // namespace longhalo

@@ -31,9 +31,12 @@ class StepFigures {
   /// Link errors and stragglers become records of `log`. Collective.
   nlohmann::json take(TrainingEngine& engine, const ActivationStore* store, RunLog& log);
 
-  /// Rank 0: the newest record, and the newest validation's cross-entropy, to the Prometheus file.
+  /// Rank 0: the newest record, and the newest validation's cross-entropy, to the Prometheus file. An empty
+  /// record when the job begins.
   void publish(const nlohmann::json& record);
-  void set_validation(double cross_entropy) { validation_ = cross_entropy; }
+  void publish_validation(double cross_entropy);
+  /// Rank 0: the job ends by itself (RunWatch::end).
+  void end() { watch_.end(); }
 
  private:
   nlohmann::json own_figures(const StepTimes& now, const TrainingEngine& engine, const StoreFigures& store);
@@ -48,6 +51,7 @@ class StepFigures {
   double seconds_ = 0;
   int64_t steps_ = 0;
   nlohmann::json total_bytes_ = nlohmann::json::object();
+  nlohmann::json published_ = nlohmann::json::object();
   std::optional<double> validation_;
 };
 

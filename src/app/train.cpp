@@ -20,6 +20,7 @@
 #include "app/training_setup.hpp"
 #include "comm/shard_plan.hpp"
 #include "core/clock.hpp"
+#include "core/file_access.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
 #include "core/waiting.hpp"
@@ -168,7 +169,7 @@ void TrainJob::prepare_output() {
   const std::vector<Finding> seen = shared_folder_finding(session_, folder);
   session_.together([&] {
     for (const Finding& row : seen)
-      if (row.verdict == Verdict::kFail) throw UserError(row.found, folder.string(), row.remedy);
+      if (row.verdict == Verdict::kFail) throw UserError(row.found, folder.string(), row.remedy + start_of_relative(folder));
   });
   checkpoints_ =
       std::make_unique<TrainingCheckpoints>(session_, folder, static_cast<int>(train_.checkpoint_keep));
@@ -237,6 +238,7 @@ ExitCode TrainJob::run() {
   Progress progress(before == 0 ? "training" : text("training after step ", before),
                     std::max<int64_t>(train_.steps - before, 0), ProgressUnit::kSteps,
                     progress_options(session_, config_));
+  figures_->publish(nlohmann::json::object());
   // Where it starts from, to tell what was learned.
   if (before == 0 && data_->validation_sequences() > 0) validate();
   while (state_.step < train_.steps) {
@@ -271,6 +273,7 @@ bool TrainJob::asked_to_stop() {
 ExitCode TrainJob::stop() {
   if (state_.step > 0) checkpoints_->save_now(state_, settings_, *engine_, *metrics_);
   metrics_->write("stopped", {{"step", state_.step}});
+  figures_->end();
   if (session_.is_root())
     log_info(text("stopped by a signal after step ", state_.step, " of ", train_.steps,
                   "; go on with output.if_exists: resume"));
@@ -287,6 +290,7 @@ void TrainJob::finish() {
   }
   save();
   if (failed) throw JointError(*failed);
+  figures_->end();
   if (session_.is_root()) log_info(text("done: ", config_.output.directory, "/model"));
 }
 
@@ -359,7 +363,7 @@ void TrainJob::validate() {
                         {"counted_tokens", counted}};
   add_bits_per_byte(record, mean, counted, *data_, packed);
   metrics_->write("validation", record);
-  figures_->set_validation(mean);
+  figures_->publish_validation(mean);
   if (session_.is_root())
     log_info(
         text("step ", state_.step, ": validation perplexity ", std::exp(mean), ", ", mean, " nats a token"));

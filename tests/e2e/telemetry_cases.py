@@ -116,7 +116,15 @@ class Telemetry(TelemetryCase):
         self.assertEqual(halo, [sum(r["bytes"]["halo"] for r in records)])
         forward = {labels["stat"]: v for labels, v in told["longhalo_phase_seconds"] if labels["phase"] == "forward"}
         self.assertAlmostEqual(forward["mean"], records[-1]["phases"]["forward"]["mean"], places=6)
+        self.assertEqual(told["longhalo_running"][0][1], 0, "it is done")
         self.assertFalse((self.out / "metrics.prom.tmp").exists())
+
+    def test_the_last_validation_is_told(self):
+        self.train_well(self.training(train={"steps": 3, "log_every": 3, "validate_every": 3}))
+        told = self.prometheus()
+        last = self.metrics("validation")[-1]
+        self.assertEqual(last["step"], 3)
+        self.assertAlmostEqual(told["longhalo_validation_cross_entropy"][0][1], last["cross_entropy"], places=6)
 
     def test_what_a_document_says(self):
         records = self.succeed(self.config(telemetry={"prometheus": str(self.dir / "elsewhere.prom")}))
@@ -130,6 +138,7 @@ class Telemetry(TelemetryCase):
         self.assertFalse((self.out / "metrics.prom").exists())
         (self.dir / "elsewhere.prom").rename(self.out / "metrics.prom")
         told = self.prometheus()
+        self.assertEqual(told["longhalo_running"], [({"command": "infer", "job": "local"}, 0)])
         self.assertEqual(told["longhalo_documents_total"], [({"command": "infer", "job": "local"}, 1)])
         self.assertEqual(told["longhalo_document_tokens"][0][1], next(iter(records.values()))["sequence_tokens"])
 
@@ -140,6 +149,7 @@ class Telemetry(TelemetryCase):
         (counters / "port_rcv_data").write_text("1\n")
         run = self.start_long("--set", f"telemetry.link_counters={self.dir / 'infiniband'}")
         run.wait_for(lambda: self.first("step"), "step", 60)
+        self.assertEqual(self.prometheus()["longhalo_running"][0][1], 1)
         self.assertIsNone(self.first("link_errors"), "40 errors are of the time before")
         (counters / "port_rcv_data").write_text("2\n")
         (counters / "symbol_error").write_text("43\n")
@@ -148,6 +158,7 @@ class Telemetry(TelemetryCase):
                          {"host": socket.gethostname(), "device": "mlx5_3", "port": "2", "counter": "symbol_error",
                           "added": 3, "count": 43})
         self.stop(run)
+        self.assertEqual(self.prometheus()["longhalo_running"][0][1], 0, "it was stopped on request")
         self.assertEqual(len(self.metrics("link_errors")), 1)
         warning = f"a network link of host {socket.gethostname()} has errors: mlx5_3 port 2: symbol_error +3 (now 43)"
         self.assertEqual(run.err.count(warning), 1, f"once, not once a rank:\n{run.err}")
