@@ -222,7 +222,10 @@ std::vector<Finding> shared_folder_finding(const MpiSession& session, const fs::
   std::string name, problem;
   FileDescriptor file;
   if (session.is_root()) {
-    const fs::path path = name_in(nearest_existing(folder), "seen");
+    // A relative path may lead elsewhere from where other ranks were started.
+    std::error_code ignored;
+    const bool is_there = fs::is_directory(folder, ignored);
+    const fs::path path = name_in(is_there ? folder : nearest_existing(folder), "seen");
     file = FileDescriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (file.is_open()) name = path.string();
   }

@@ -15,15 +15,15 @@ from train_cases import TrainingCase
 class UnlikeHosts(TrainingCase):
     """Rank 1 is on a host of its own, as far as its mounts go."""
 
-    def run_with(self, on_second, subcommand, config):
+    def run_with(self, on_second, subcommand, config, **kwargs):
         path = self.write(f"{subcommand}{len(list(self.dir.iterdir()))}.json", json.dumps(config))
         here = [EXECUTABLE, subcommand, "--config", str(path)]
         return Run([subcommand, "--config", path], ranks=0,
                    before=[MPIEXEC, "--oversubscribe", "--bind-to", "none", "-n", "1", *here, ":", "-n", "1",
-                           "unshare", "-m", "sh", "-ec", f'{on_second}; exec "$@"', "sh"]).wait()
+                           "unshare", "-m", "sh", "-ec", f'{on_second}; exec "$@"', "sh"], **kwargs).wait()
 
-    def refused(self, on_second, subcommand, config, *words):
-        run = self.run_with(on_second, subcommand, config)
+    def refused(self, on_second, subcommand, config, *words, **kwargs):
+        run = self.run_with(on_second, subcommand, config, **kwargs)
         self.assert_refused(run, *words)
         for file in ("results.jsonl", "metrics.jsonl", "checkpoints", "model"):
             self.assertFalse((self.out / file).exists(), file)
@@ -93,6 +93,11 @@ class UnlikeHosts(TrainingCase):
         self.refused(f"mount -t tmpfs none {self.out}", "train", self.training(), "does not see what rank 0 writes",
                      self.out, "shared file system")
         self.assertEqual(files_below(self.out), {})
+
+    def test_an_output_folder_that_is_relative_to_another(self):
+        """Where a host has no such working folder, srun starts its ranks in /tmp."""
+        self.refused("cd /tmp", "train", self.training(output={"directory": "out"}), "does not see what rank 0 writes",
+                     f"this relative path starts at {self.dir}", cwd=self.dir)
 
 
 class StartedApart(TrainingCase):
