@@ -93,10 +93,26 @@ void RunLog::write(std::string_view event, const nlohmann::json& fields) {
   record["seconds"] = std::round(watch_.seconds() * 1e6) / 1e6;
   for (const auto& [key, value] : fields.items())
     record[key] = value;
+  open_again_if_removed();
   if (append(line_of(record)) || warned_) return;
   log_warning(
       text("the run log ", file_, " cannot be written (", std::strerror(errno), "); its lines are lost"));
   warned_ = true;
+}
+
+// What is written to a file without a name nobody will read.
+void RunLog::open_again_if_removed() {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0 || status.st_nlink > 0) return;
+  const int again = ::open(file_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
+  if (again >= 0) {
+    ::close(descriptor_);
+    descriptor_ = again;
+  }
+  if (!warned_ || again >= 0)
+    log_warning(text("the run log ", file_, " was removed; its lines so far are lost",
+                     again >= 0 ? ", those to come go into a new one" : ", and so are those to come"));
+  warned_ = again < 0;
 }
 
 bool RunLog::append(const std::string& line) {

@@ -36,11 +36,13 @@ class RunLog {
   RunLog& operator=(const RunLog&) = delete;
 
   /// Appends {"event": event, "seconds": ..., fields...}. If the disk is full the half line is taken back, a
-  /// warning is given once and the job goes on: a lost log line is no reason to lose the job.
+  /// warning is given once and the job goes on: a lost log line is no reason to lose the job. A file that was
+  /// removed meanwhile is made anew.
   void write(std::string_view event, const nlohmann::json& fields = nlohmann::json::object());
 
  private:
   bool append(const std::string& line);
+  void open_again_if_removed();
 
   std::string file_;
   int descriptor_ = -1;

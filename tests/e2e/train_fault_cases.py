@@ -169,6 +169,20 @@ class TrainFaults(ResumingCase):
         self.assertEqual(self.checkpoints(), [2950, 3000])
         self.train_well(self.resuming({**job, "train": {**job["train"], "steps": 3010}}))
 
+    def test_output_removed(self):
+        """All of it, by somebody who cleans up: the job goes on, and the next checkpoint makes the folder anew."""
+        job = self.training(train={"steps": 200, "validate_every": 200, "checkpoint_every": 40})
+        run = self.start_training(job)
+        run.wait_for(lambda: self.last_step() > 2, "steps")
+        shutil.rmtree(self.out, ignore_errors=True)
+        run.wait()
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIn("metrics.jsonl was removed", run.err)
+        self.assertEqual(self.checkpoints()[-1], 200)
+        steps = [record["step"] for record in self.metrics("step")]
+        self.assertEqual(steps, list(range(steps[0], 201)))
+        self.train_well(self.resuming({**job, "train": {**job["train"], "steps": 210}}))
+
     def test_model_folder_changed(self):
         """What the trained model has of it beside weights was read at the start."""
         model = self.own_model()

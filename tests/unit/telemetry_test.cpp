@@ -73,6 +73,23 @@ TEST(RunLog, CutsHalfALineOfAKilledRun) {
   EXPECT_EQ(lines_of(read_text(folder / "log.jsonl")).size(), 1U);
 }
 
+TEST(RunLog, AFileThatWasRemovedIsMadeAnew) {
+  const ScratchFolder folder;
+  const std::filesystem::path file = folder / "out" / "log.jsonl";
+  std::filesystem::create_directory(folder / "out");
+  RunLog log(file, header_of("train"));
+  log.write("step", {{"step", 1}});
+  std::filesystem::remove_all(folder / "out");
+  log.write("step", {{"step", 2}});  // there is no folder for it
+  std::filesystem::create_directory(folder / "out");
+  log.write("step", {{"step", 3}});
+  log.write("step", {{"step", 4}});
+  const std::vector<std::string> lines = lines_of(read_text(file));
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(json::parse(lines[0])["step"], 3);
+  EXPECT_EQ(json::parse(lines[1])["step"], 4);
+}
+
 TEST(RunLog, FullDiskLosesLinesButNeverHalfOfOne) {
   const ScratchFolder folder;
   expect_user_error([&] { RunLog log(folder / "absent/log.jsonl", header_of("infer")); },
