@@ -227,7 +227,7 @@ class BadOutput(Case):
             runs = [self.start(config) for _ in range(3)]
             codes = sorted(run.wait().code for run in runs)
             self.assertEqual(codes[0], 0)
-            self.assertEqual(codes[-1], 2, "the second began when the first was over")
+            self.assertLessEqual(set(codes), {0, 2})  # one that began when another was over may replace its results
             if mode == "error":
                 self.assertEqual(codes, [0, 2, 2])
             for run in runs:

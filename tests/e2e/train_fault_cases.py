@@ -287,6 +287,11 @@ class TrainFullDisk(ResumingCase):
         self.assertIn("step 10 of 30", run.err)
         self.assert_same_run(parts, self.out)
 
+    def test_read_only(self):
+        run = self.train(self.training(), before=["unshare", "-m", "sh", "-ec", "mkdir $0; mount -t tmpfs -o ro t $0; "
+                                                  'exec "$@"', str(self.out)])
+        self.assert_refused(run, self.out / "checkpoints", "ead-only file system")
+
     def test_read_only_from_the_middle_on(self):
         """No checkpoint can be written any more: said each time, and at the end an error; the last good one is used."""
         job = self.training(train={"steps": 4000, "validate_every": 4000, "checkpoint_every": 20})
