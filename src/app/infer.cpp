@@ -43,13 +43,11 @@ IfResultsExist if_results_exist(IfExists choice) {
 ResultWriter::Settings settings_by_document(const Config& config, const ModelConfig& shape,
                                             const Inputs& inputs, Precision precision) {
   const nlohmann::json all = nlohmann::json::parse(dump_json(config));
-  const nlohmann::json chosen{{"model", all.at("model")},
-                              {"model's files", model_fingerprint(config, shape)},
-                              {"attention", all.at("attention")},
-                              {"generate", all.at("generate")},
-                              {"embed", all.at("embed")},
-                              {"system_prompt", all.at("input").at("system_prompt")},
-                              {"precision", name_of(precision)}};
+  const nlohmann::json chosen{
+      {"model", all.at("model")},         {"model's files", model_fingerprint(config, shape)},
+      {"attention", all.at("attention")}, {"generate", all.at("generate")},
+      {"embed", all.at("embed")},         {"system_prompt", all.at("input").at("system_prompt")},
+      {"precision", name_of(precision)}};
   ResultWriter::Settings settings;
   for (int64_t i = 0; i < inputs.documents(); ++i)
     settings[inputs.document_name(i)] = sha256_of_text(chosen.dump() + inputs.fingerprint(i)).substr(0, 16);
@@ -97,9 +95,9 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
   engine_ = make_engine(session, config, shape_, pattern_);
   session.together([&] {
     if (session.is_root())
-      results_ =
-          std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists),
-                                         settings_by_document(config, shape_, *inputs_, engine_->precision()));
+      results_ = std::make_unique<ResultWriter>(
+          config.output.directory, if_results_exist(config.output.if_exists),
+          settings_by_document(config, shape_, *inputs_, engine_->precision()));
   });
   log_ = open_job_log(session, config, "infer", threads_, computing_of(*engine_));
   load_weights(session, config, *engine_);

@@ -169,7 +169,8 @@ void TrainJob::prepare_output() {
   const std::vector<Finding> seen = shared_folder_finding(session_, folder);
   session_.together([&] {
     for (const Finding& row : seen)
-      if (row.verdict == Verdict::kFail) throw UserError(row.found, folder.string(), row.remedy + start_of_relative(folder));
+      if (row.verdict == Verdict::kFail)
+        throw UserError(row.found, folder.string(), row.remedy + start_of_relative(folder));
   });
   checkpoints_ =
       std::make_unique<TrainingCheckpoints>(session_, folder, static_cast<int>(train_.checkpoint_keep));
