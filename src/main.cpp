@@ -127,7 +127,10 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes shall be an error of write(), which says where
   try {
     const CommandLine command = parse_command_line(argc, argv);
-    if (!hears_requests(command)) JobSignals::let_through();
+    if (hears_requests(command))
+      std::signal(SIGPIPE, SIG_IGN);  // a job goes on when nobody reads its log any more
+    else
+      JobSignals::let_through();
     if (command.exit_code) return leave_together(argc, argv, *command.exit_code);
     return command.subcommand == Subcommand::kTokenize ? run_alone(command) : run_ranks(argc, argv, command);
   } catch (const std::exception& error) {

@@ -169,6 +169,16 @@ class TrainFaults(ResumingCase):
         self.assertEqual(self.checkpoints(), [2950, 3000])
         self.train_well(self.resuming({**job, "train": {**job["train"], "steps": 3010}}))
 
+    def test_nobody_reads_the_log_any_more(self):
+        """`longhalo train ... 2>&1 | head`, or a terminal that went away: what is said is lost, the job is not."""
+        job = self.training(train={"steps": 40, "validate_every": 5})
+        run = self.start_training(job, ranks=0, before=["bash", "-c", '"$@" 2>&1 | head -n 1; exit ${PIPESTATUS[0]}', "bash"])
+        run.wait()
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(len(run.out.splitlines()), 1)
+        self.assertEqual([record["step"] for record in self.metrics("step")], list(range(1, 41)))
+        self.assertTrue((self.out / "model" / "model.safetensors").exists())
+
     def test_output_removed(self):
         """All of it, by somebody who cleans up: the job goes on, and the next checkpoint makes the folder anew."""
         job = self.training(train={"steps": 200, "validate_every": 200, "checkpoint_every": 40})
