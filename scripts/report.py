@@ -99,7 +99,8 @@ class JobFolder:
         else:
             fail(f"{folder} holds neither metrics.jsonl nor results.jsonl with a record",
                  "name the output.directory of longhalo train or longhalo infer")
-        headers = [r for r in self.log + self.metrics if r.get("event") == "run"]
+        headers = [r for r in self.log + self.metrics
+                   if r.get("event") == "run" and r.get("command", self.kind) == self.kind]
         # The job's own log knows most of hosts and devices; of several runs the last.
         known = [h for h in headers if h.get("hosts")] or headers
         self.header = known[-1] if known else {}

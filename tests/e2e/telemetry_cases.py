@@ -241,12 +241,16 @@ class Report(TelemetryCase):
         step = {"event": "step", "step": 1, "loss": None, "tokens_per_second": 10.0, "seconds_per_step": 2.0, "mfu": None,
                 "phases": {}}
         (folder / "metrics.jsonl").write_text("\n".join(
-            ['{"event": "run", "command": "train"}', json.dumps(step), '{"event": "step"}', '{"event": "st', '[1]', '"x"',
+            ['{"event": "run", "command": "train", "hosts": ["node7"]}', json.dumps(step), '{"event": "step"}', '{"event": "st', '[1]', '"x"',
              '{"event": "validation", "cross_entropy": 2}', json.dumps({**step, "step": 2, "loss": 3.0}), '{"event": "st']))
+        (folder / "log.jsonl").write_text('{"event": "run", "command": "infer", "hosts": ["node8"]}\n')
         done = self.report(folder, "--picture", self.dir / "overview.of")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("metrics.jsonl: 5 damaged lines are left out", done.stderr)
-        self.assertIn("<h2>Loss</h2>", (folder / "report.html").read_text())
+        page = (folder / "report.html").read_text()
+        self.assertIn("<h2>Loss</h2>", page)
+        self.assertIn("node7", page)
+        self.assertNotIn("node8", page, "an inference job wrote into the same folder")
         self.assertEqual((self.dir / "overview.of").read_bytes()[:8], b"\x89PNG\r\n\x1a\n", "whatever its name")
         (folder / "metrics.jsonl").write_text('{"event": "run", "command": "train"}\n')
         done = self.report(folder, "--picture", self.dir / "none.png")
