@@ -50,12 +50,19 @@ EVENTS = {
 
 # Numbers without which a record of this event shows nothing.
 NEEDED = {"step": ("step", "tokens_per_second", "seconds_per_step"), "validation": ("step",), "checkpoint": ("step",)}
+OF_DOCUMENT = ("prefill_tokens_per_second", "prefill_seconds")
 
 
 def is_whole(record):
     """Whether a line's value is a record of a job; other numbers may be missing, or null where they are not finite."""
-    return isinstance(record, dict) and ("event" in record or isinstance(record.get("document"), str)) and all(
-        isinstance(record.get(key), (int, float)) for key in NEEDED.get(record.get("event"), ()))
+    def has(numbers, keys):
+        return isinstance(numbers, dict) and all(isinstance(numbers.get(key), (int, float)) for key in keys)
+
+    if not isinstance(record, dict):
+        return False
+    if "document" in record or "event" not in record:
+        return isinstance(record.get("document"), str) and has(record.get("figures"), OF_DOCUMENT)
+    return has(record, NEEDED.get(record["event"], ()))
 
 
 def read_lines(file):
@@ -157,9 +164,9 @@ def cards(job):
     if figures:
         rates = sorted(f["prefill_tokens_per_second"] for f in figures)
         told.append((number(rates[len(rates) // 2]), "tokens/s of prefill, median"))
-    scored = [r for r in job.results if r.get("task") == "score" and r.get("perplexity")]
+    scored = [r for r in job.results if r.get("task") == "score" and r.get("perplexity") and "log_probability" in r]
     if scored:
-        tokens = sum(r["predicted_tokens"] for r in scored)
+        tokens = sum(r.get("predicted_tokens", 0) for r in scored)
         told.append((number(math.exp(-sum(r["log_probability"] for r in scored) / max(tokens, 1))), "perplexity"))
     return told
 

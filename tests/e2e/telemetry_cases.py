@@ -252,6 +252,15 @@ class Report(TelemetryCase):
         self.assertIn("node7", page)
         self.assertNotIn("node8", page, "an inference job wrote into the same folder")
         self.assertEqual((self.dir / "overview.of").read_bytes()[:8], b"\x89PNG\r\n\x1a\n", "whatever its name")
+        (folder / "metrics.jsonl").unlink()
+        figures = {"prefill_tokens_per_second": 10.0, "prefill_seconds": 2.0}
+        (folder / "results.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (
+            {"document": "a", "task": "score", "perplexity": 2, "figures": figures}, {"document": "b", "task": "score"},
+            {"document": "b", "figures": {}}, {"task": "score"})))
+        done = self.report(folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("results.jsonl: 3 damaged lines are left out", done.stderr)
+        (folder / "results.jsonl").unlink()
         (folder / "metrics.jsonl").write_text('{"event": "run", "command": "train"}\n')
         done = self.report(folder, "--picture", self.dir / "none.png")
         self.assertEqual((done.returncode, done.stderr.splitlines()[0]), (2, "report: there are no plots for a picture yet"))
