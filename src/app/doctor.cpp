@@ -48,6 +48,9 @@ class Doctor {
   }
 
   ExitCode run() {
+    session_.together([&] {
+      if (session_.is_root()) require_replaceable(options_.json);
+    });
     check_launch();
     DoctorDevice device = open_device();
     check_host(device);

@@ -126,6 +126,16 @@ void write_file_atomically(const fs::path& target, std::string_view contents) {
   write_file_atomically(target, std::as_bytes(std::span(contents.data(), contents.size())));
 }
 
+void require_replaceable(const fs::path& target) {
+  if (target.empty()) return;
+  refuse_special(target);
+  std::error_code ignored;
+  if (fs::is_directory(target, ignored)) throw_write_error(EISDIR, target, 0);
+  const fs::path folder = target.has_parent_path() ? target.parent_path() : ".";
+  // The dot: a file in place of the folder is refused too.
+  if (::access((folder / ".").c_str(), W_OK | X_OK) != 0) throw_write_error(errno, target, 0);
+}
+
 int remove_abandoned_temporaries(const fs::path& directory, Abandoned which) {
   int removed = 0;
   std::error_code error;

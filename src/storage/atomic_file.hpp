@@ -44,6 +44,10 @@ class TemporaryFile {
 void write_file_atomically(const std::filesystem::path& target, std::span<const std::byte> contents);
 void write_file_atomically(const std::filesystem::path& target, std::string_view contents);
 
+/// Throws UserError where no file could be put at `target`: to be said before the work whose result goes
+/// there. Empty is no file, and no fault.
+void require_replaceable(const std::filesystem::path& target);
+
 /// Which temporaries count as abandoned.
 enum class Abandoned {
   kWriterGone,  // of this host whose process is gone, or of another host and untouched for a day

@@ -4,6 +4,7 @@ with its remedy, and decides the exit code. GPUs are those of a stand-in for NVM
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import yaml
 
@@ -93,6 +94,14 @@ class Doctor(Case):
         """Every subcommand refuses this before it begins."""
         run = Run(["doctor"], ranks=0, environment={"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}).wait()
         self.assert_refused(run, "Slurm started 4 tasks but MPI sees a single rank", "srun --mpi=pmix")
+
+    def test_a_report_that_cannot_be_written(self):
+        """Is said at once, not after the minutes that a doctor of many ranks takes."""
+        for place, word in ((self.dir / "none" / "d.json", "No such file"), (self.dir, "Is a directory"),
+                            (Path(EXECUTABLE) / "d.json", "Not a directory")):
+            run = Run(["doctor", "--json", place], ranks=0).wait()
+            self.assert_refused(run, word, str(place))
+            self.assertNotIn("longhalo doctor:", run.out, "nothing was looked at")
 
     def test_floors(self):
         floors = {"least_halo_gb_per_second": 1e5, "least_scratch_gb_per_second": 1e5, "shm_bytes": 1 << 40}
