@@ -164,6 +164,11 @@ void TrainJob::prepare_output() {
     if (error)
       throw UserError(text("the output folder cannot be made: ", error.message()), folder.string(),
                       "choose another output.directory");
+    // It is written last, when it is late to hear of it.
+    const std::filesystem::path model = folder / "model";
+    if (std::filesystem::exists(model, error) && !std::filesystem::is_directory(model, error))
+      throw UserError("the trained model gets a folder of this name, and a file has it", model.string(),
+                      "remove it, or choose another output.directory");
   });
   // Every rank writes its part of a checkpoint there; the first of those may be hours away.
   const std::vector<Finding> seen = shared_folder_finding(session_, folder);

@@ -20,11 +20,22 @@ constexpr const char* kFirstKeys[] = {"weights", "seed"};
 constexpr const char* kFreeKeys[] = {"validate_every", "validation_sequences", "log_every",
                                      "save_every",     "checkpoint_every",     "checkpoint_keep"};
 
+// What is known by its fingerprint alone.
+constexpr const char* kParameters = "the list of the model's parameters";
+constexpr const char* kData = "the training data";
+
+// Where to look when one of these differs.
+std::string whereabouts(const std::string& key) {
+  if (key == kParameters) return " (model.path, or model.shape of random weights)";
+  if (key == kData) return " (the text of input.documents or input.tokens, or the tokenizer of model.path)";
+  return "";
+}
+
 std::string differences(const json& before, const json& now) {
   std::string list;
   for (const auto& [key, value] : now.items())
     if (before.contains(key) && before.at(key) != value)
-      list += text("\n  ", key, " was ", before.at(key).dump(), ", is ", value.dump());
+      list += text("\n  ", key, " was ", before.at(key).dump(), ", is ", value.dump(), whereabouts(key));
   return list;
 }
 
@@ -44,8 +55,8 @@ TrainingSettings TrainingSettings::of(const Config& config, const std::string& a
   const json all = json::parse(dump_json(config));
   json train = all.at("train");
   settings.fixed = {{"attention", attention},
-                    {"the list of the model's parameters", parameters},
-                    {"the training data", data},
+                    {kParameters, parameters},
+                    {kData, data},
                     {"attention.landmark_bias", all.at("attention").at("landmark_bias")}};
   for (const char* key : kFirstKeys)
     settings.fixed[text("model.", key)] = all.at("model").at(key);

@@ -264,6 +264,9 @@ class Train(TrainingCase):
         self.assert_refused(self.train(self.training(), "--set", "run.device=auto", "--set", "run.precision=fp8"),
                             "training computes in bf16 on GPUs")
         self.out.mkdir(exist_ok=True)
+        (self.out / "model").write_text("what the last step would meet")
+        self.assert_refused(self.train(self.training()), self.out / "model", "a file has it")
+        (self.out / "model").unlink()
         (self.out / "metrics.jsonl").write_text("{}\n")
         self.assert_refused(self.train(self.training()), "an earlier training run")
         self.assertEqual((self.out / "metrics.jsonl").read_text(), "{}\n")

@@ -70,7 +70,7 @@ TEST(TrainingState, OfAnotherJobIsRefusedWithAllThatDiffers) {
   const std::string message =
       expect_user_error([&] { training_state_of(stored, settings_of(config, "e"), "the/folder", Say::kNo); },
                         {"train.seed was 0, is 4", "train.packing was \"packed\", is \"one_document\"",
-                         "the training data was \"d\", is \"e\"", "the/folder"});
+                         "the training data was \"d\", is \"e\" (the text of input.documents", "the/folder"});
   EXPECT_EQ(message.find("learning_rate"), std::string::npos);
   // What only a job that begins looks at would do nothing in one that goes on.
   config = {};
