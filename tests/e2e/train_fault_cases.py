@@ -158,16 +158,16 @@ class TrainFaults(ResumingCase):
         self.assertEqual(self.checkpoints(), [10, 20, 30])
 
     def test_folder_removed(self):
-        job = self.training(train={"steps": 3000, "validate_every": 3000, "checkpoint_every": 50})
+        job = self.training(train={"steps": 800, "validate_every": 800, "checkpoint_every": 20})
         run = self.start_training(job)
         run.wait_for(lambda: self.checkpoints(), "checkpoint")
         shutil.rmtree(self.out / "checkpoints", ignore_errors=True)
         removed_at = self.last_step()
         run.wait()
         self.assertEqual(run.code, 0, run.err)
-        self.assertLess(removed_at, 2900, "the folder was removed too late to tell")
-        self.assertEqual(self.checkpoints(), [2950, 3000])
-        self.train_well(self.resuming({**job, "train": {**job["train"], "steps": 3010}}))
+        self.assertLess(removed_at, 760, "the folder was removed too late to tell")
+        self.assertEqual(self.checkpoints(), [780, 800])
+        self.train_well(self.resuming({**job, "train": {**job["train"], "steps": 810}}))
 
     def test_nobody_reads_the_log_any_more(self):
         """`longhalo train ... 2>&1 | head`, or a terminal that went away: what is said is lost, the job is not."""
