@@ -105,7 +105,7 @@ class JobFolder:
             self.results = self.results or [r for r in self.log if r.get("event") == "record"]
         else:
             fail(f"{folder} holds neither metrics.jsonl nor results.jsonl with a record",
-                 "name the output.directory of longhalo train or longhalo infer")
+                 "name the output.directory of longhalo train or longhalo infer, and wait for a job's first record")
         headers = [r for r in self.log + self.metrics
                    if r.get("event") == "run" and r.get("command", self.kind) == self.kind]
         # The job's own log knows most of hosts and devices; of several runs the last.

@@ -65,6 +65,17 @@ class Killed(Case):
     def test_interrupted_by_keyboard(self):
         self.interrupted(lambda run, pids: run.process.send_signal(signal.SIGINT))
 
+    def test_terminal_closed(self):
+        self.interrupted(lambda run, pids: run.process.send_signal(signal.SIGHUP))
+
+    def test_a_rank_that_other_signals_end(self):
+        """No request of ours: whoever sends one of these to a rank wants it gone."""
+        def hang_up(run, pids):
+            os.kill(pids[1], signal.SIGHUP)
+            run.wait()
+            self.assertEqual(run.code, 128 + signal.SIGHUP, run.err)
+        self.interrupted(hang_up)
+
     def test_asked_to_stop(self):
         """The document that is being read is finished; then all ranks stop, and a resumed job does the rest."""
         run = self.start(self.job)
