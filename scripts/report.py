@@ -44,7 +44,7 @@ EVENTS = {
         f"is slow: {r['ratio']:.2f} times the median rank" if r["slow"] else "is as fast as the others again"),
     "link_errors": lambda r: f"{r['host']}, {r['device']} port {r['port']}: {r['counter']} +{r['added']}",
     "checkpoint_failed": lambda r: f"no checkpoint of step {r['step']}: {r['error']}",
-    "stopped": lambda r: f"stopped by a signal after step {r['step']}",
+    "stopped": lambda r: f"stopped on request after step {r['step']}",
 }
 
 

@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kFooter =
     "Start with ranks: mpirun -np 2 longhalo infer --config configs/demo.yaml\n"
     "All keys with their meaning and default: configs/reference.yaml.\n"
-    "Exit codes: 0 done, 2 bad config or input, 75 stopped by a signal with its state saved, 76 a rank "
+    "Exit codes: 0 done, 2 bad config or input, 75 stopped on request with its state saved, 76 a rank "
     "waited for too long, others fatal.";
 
 // This process's number as the launcher gave it; nothing without a launcher.

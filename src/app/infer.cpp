@@ -116,7 +116,7 @@ ExitCode InferJob::run() {
   });
   watch_->end();
   if (session_.is_root())
-    log_info(done < documents ? text("stopped by a signal after ", done, " of ", documents,
+    log_info(done < documents ? text("stopped on request after ", done, " of ", documents,
                                      " documents; go on with output.if_exists: resume")
                               : text("done: ", config_.output.directory, "/results.jsonl"));
   return done < documents ? ExitCode::kRequeue : ExitCode::kDone;

@@ -189,12 +189,14 @@ void TrainJob::begin_records() {
   if (config_.output.if_exists == IfExists::kReplace) checkpoints_->remove_all();
   const std::filesystem::path file = std::filesystem::path(config_.output.directory) / "metrics.jsonl";
   metrics_ = std::make_unique<RunLog>();
+  const std::vector<std::string> hosts = session_.hosts();
   session_.together([&] {
     if (!session_.is_root()) return;
     RunHeader header;
     header.command = "train";
     header.config = nlohmann::json::parse(dump_json(config_));
     header.ranks = session_.ranks();
+    header.hosts = hosts;
     if (restored_) {
       header.extra["resumed_step"] = restored_->manifest.step;
       take_back_metrics(file, restored_->manifest.step);
@@ -281,7 +283,7 @@ ExitCode TrainJob::stop() {
   metrics_->write("stopped", {{"step", state_.step}});
   figures_->end();
   if (session_.is_root())
-    log_info(text("stopped by a signal after step ", state_.step, " of ", train_.steps,
+    log_info(text("stopped on request after step ", state_.step, " of ", train_.steps,
                   "; go on with output.if_exists: resume"));
   return ExitCode::kRequeue;
 }

@@ -84,7 +84,7 @@ class Killed(Case):
         run.wait()
         self.assertEqual(run.code, 75, run.err)
         self.assertEqual(run.alive(), [])
-        self.assertEqual(run.err.count("stopped by a signal after"), 1, run.err)
+        self.assertEqual(run.err.count("stopped on request after"), 1, run.err)
         records = records_of(self.out)
         self.assertLess(len(records), DOCUMENTS * 5)
         self.assertEqual(len(records) % 5, 0, "whole documents")

@@ -47,7 +47,7 @@ class FirstMoments(ResumingCase):
             os.kill(generator.choice(pids), sent)
             run.wait()
             self.assertEqual(run.code, 75, f"{sent.name} after {after:.2f} s:\n{run.err}")
-            self.assertEqual(run.err.count("stopped by a signal after"), 1, run.err)
+            self.assertEqual(run.err.count("stopped on request after"), 1, run.err)
             run.wait_gone()
 
     def test_training(self):

@@ -80,7 +80,7 @@ class TrainStopped(ResumingCase):
         run.wait()
         self.assertEqual(run.code, 75, run.err)
         self.assertEqual(run.alive(), [])
-        self.assertEqual(run.err.count("stopped by a signal after step"), 1, run.err)
+        self.assertEqual(run.err.count("stopped on request after step"), 1, run.err)
         self.assertNotIn(" error: ", run.err)
         stopped = self.metrics("stopped")[-1]["step"]
         self.assertEqual(stopped, self.last_step())
