@@ -4,13 +4,13 @@
 // saved, 76 a rank waited for too long.
 #include <csignal>
 #include <exception>
-#include <filesystem>
 
 #include "app/bench.hpp"
 #include "app/command_line.hpp"
 #include "app/doctor.hpp"
 #include "app/doctor_launch.hpp"
 #include "app/infer.hpp"
+#include "app/job_config.hpp"
 #include "app/signals.hpp"
 #include "app/tokenize.hpp"
 #include "app/train.hpp"
@@ -33,33 +33,6 @@ void hold_signals_back(int, char**, char**) {
 }
 using BeforeMain = void (*)(int, char**, char**);
 [[gnu::section(".preinit_array"), gnu::used]] const BeforeMain hold_signals_back_first = hold_signals_back;
-
-bool hears_requests(const CommandLine& command) {
-  return (command.subcommand == Subcommand::kInfer || command.subcommand == Subcommand::kTrain) &&
-         !command.exit_code && !command.print_config && !command.plan_only;
-}
-
-// Rank 0 reads the config file; the others take its effective values, so that all ranks agree.
-Config shared_config(const MpiSession& session, const CommandLine& command) {
-  std::string yaml;
-  session.together([&] {
-    if (session.is_root()) yaml = dump_yaml(load_config(command.subcommand, command.sources));
-  });
-  yaml = broadcast_text(session, yaml);
-  return load_config_text(command.subcommand, yaml, "the effective config");
-}
-
-// Until the ranks can agree on the config: MPI's own start may be what a rank waits for in vain.
-double deadline_before_start(const CommandLine& command) {
-  std::error_code ignored;
-  if (command.sources.file && !std::filesystem::is_regular_file(*command.sources.file, ignored))
-    return Config().run.deadline_seconds;  // a pipe is read once, by rank 0
-  try {
-    return load_config(command.subcommand, command.sources).run.deadline_seconds;
-  } catch (const std::exception&) {  // rank 0 says what is wrong with it
-    return Config().run.deadline_seconds;
-  }
-}
 
 ExitCode run(MpiSession& session, const CommandLine& command) {
   if (command.subcommand != Subcommand::kDoctor) refuse_unconnected_rank(session);  // a row of the doctor's
@@ -113,11 +86,6 @@ int leave_together(int argc, char** argv, int exit_code) {
   return exit_code;
 }
 
-int run_alone(const CommandLine& command) {
-  run_tokenize(command.tokenize);
-  return static_cast<int>(ExitCode::kDone);
-}
-
 }  // namespace
 }  // namespace longhalo
 
@@ -127,12 +95,14 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes shall be an error of write(), which says where
   try {
     const CommandLine command = parse_command_line(argc, argv);
-    if (hears_requests(command))
+    if (command.hears_requests())
       std::signal(SIGPIPE, SIG_IGN);  // a job goes on when nobody reads its log any more
     else
       JobSignals::let_through();
     if (command.exit_code) return leave_together(argc, argv, *command.exit_code);
-    return command.subcommand == Subcommand::kTokenize ? run_alone(command) : run_ranks(argc, argv, command);
+    if (command.subcommand != Subcommand::kTokenize) return run_ranks(argc, argv, command);
+    run_tokenize(command.tokenize);
+    return static_cast<int>(ExitCode::kDone);
   } catch (const std::exception& error) {
     const Ending ending = ending_of(error);
     log_error(ending.message);

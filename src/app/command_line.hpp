@@ -18,6 +18,12 @@ struct CommandLine {
   /// Set when there is nothing to run: after --help or --version, or after a fault, which has then been
   /// printed.
   std::optional<int> exit_code;
+
+  /// Whether it is a job that saves its state when a signal asks it to.
+  bool hears_requests() const {
+    const bool is_job = subcommand == Subcommand::kInfer || subcommand == Subcommand::kTrain;
+    return is_job && !exit_code && !print_config && !plan_only;
+  }
 };
 
 CommandLine parse_command_line(int argc, const char* const* argv);
