@@ -90,7 +90,7 @@ TokenFile::TokenFile(const std::filesystem::path& file) : TokenFile(tried(file),
 // Values that lie one after another are found without the file's own structures; others are all looked up
 // once.
 const std::filesystem::path& TokenFile::tried(const std::filesystem::path& file) {
-  constexpr double kSeconds = 10, kBytesPerSecond = 10e6;
+  constexpr double kSeconds = 3, kBytesPerSecond = 10e6;  // of the processor
   const auto bytes = static_cast<double>(open_input(file).size_bytes);
   try_to_read(file, kSeconds + bytes / kBytesPerSecond, [&] {
     const TokenFile trial(file, AfterTrial{});
