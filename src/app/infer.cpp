@@ -107,7 +107,6 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
 
 ExitCode InferJob::run() {
   const int64_t documents = broadcast_count(session_, session_.is_root() ? inputs_->documents() : 0);
-  watch_->publish(watch_->figures());
   int64_t done = 0;
   for (; done < documents && !asked_to_stop(); ++done)
     read_document(done);
