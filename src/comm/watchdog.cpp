@@ -109,9 +109,9 @@ std::string Watchdog::place() const {
 void Watchdog::end(const std::string& words, double deadline) const {
   log_error(text(words, place(),
                  "\n  remedy: look at the ranks that say nothing like this, and at the network between them; "
-                 "run.deadline_seconds (",
-                 deadline,
-                 ") is how long a rank may wait. A training job goes on "
+                 "run.deadline_seconds is how long a rank may wait, here ",
+                 rounded(deadline),
+                 " with what work in progress adds. A training job goes on "
                  "from its last checkpoint with output.if_exists: resume"));
   std::this_thread::sleep_for(kOthersSpeak);  // a launcher ends the others as soon as the first has left
   std::_Exit(static_cast<int>(ExitCode::kHung));
