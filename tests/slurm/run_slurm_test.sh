@@ -1,18 +1,6 @@
 #!/bin/sh
-# run_slurm_test.sh PYTHON SCRIPT ARGUMENTS: runs a test that starts daemons of Slurm, in namespaces of its own
-# (processes, mounts, network, host name, shared memory). Nothing of it can meet the machine's own Slurm, and the
-# kernel ends whatever is left when this process ends, however that comes about. Exit code 77: skipped, with a reason.
-skip() {
-  echo "skipped: $*"
-  exit 77
-}
-test -x "$1" || skip "there is no Python at $1; scripts/setup.sh makes it"
-PATH=$PATH:/usr/sbin:/sbin
-export PATH
-for program in slurmctld slurmd munged srun sbatch scontrol ip; do
-  command -v $program >/dev/null || skip "there is no $program; scripts/setup.sh installs slurm-wlm, munge and iproute2"
-done
-in_namespaces="unshare --fork --kill-child --pid --mount-proc --mount --net --uts --ipc"
-$in_namespaces sh -c 'ip link add bridge0 type bridge && ip link add veth0 type veth peer name veth1' 2>/dev/null ||
-  skip "namespaces with a network of their own are not permitted here (unshare --net, as root)"
-exec $in_namespaces "$@"
+# run_slurm_test.sh PYTHON SCRIPT ARGUMENTS: runs a test that starts daemons of Slurm, which cannot meet the machine's
+# own. Exit code 77: skipped, with a reason.
+. "$(dirname "$0")/../support/namespaces.sh"
+need_programs "slurm-wlm, munge and iproute2" slurmctld slurmd munged srun sbatch scontrol ip
+run_in_namespaces "link show" "$@"
