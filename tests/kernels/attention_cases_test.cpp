@@ -1,120 +1,30 @@
 // The fp64 reference, and the fp32 kernel, on the cases of data/attention_cases.h5, whose answers come from
-// the definition in numpy (data/README.md lists the datasets).
+// the definition in numpy.
 #include <gtest/gtest.h>
-#include <hdf5.h>
 
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "attention_problem.hpp"
 #include "kernels/landmark_pool/landmark_pool.hpp"
 #include "kernels/rotary/rotary.hpp"
+#include "stored_cases.hpp"
 
 namespace longhalo::testing {
 namespace {
 
-const std::string kPath = std::string(LONGHALO_SOURCE_DIR) + "/data/attention_cases.h5";
-
-class Cases : public ::testing::Test {
- protected:
-  void SetUp() override {
-    file_ = H5Fopen(kPath.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
-    ASSERT_GE(file_, 0) << kPath;
-    H5G_info_t info;
-    ASSERT_GE(H5Gget_info(file_, &info), 0);
-    for (hsize_t g = 0; g < info.nlinks; ++g) {
-      char name[128];
-      ASSERT_GT(
-          H5Lget_name_by_idx(file_, ".", H5_INDEX_NAME, H5_ITER_INC, g, name, sizeof(name), H5P_DEFAULT), 0);
-      names_.emplace_back(name);
-    }
-    ASSERT_GE(names_.size(), 10U);
-  }
-  void TearDown() override {
-    if (file_ >= 0) {
-      EXPECT_GE(H5Fclose(file_), 0);
-    }
-  }
-
-  bool has(const std::string& name) { return H5Lexists(file_, name.c_str(), H5P_DEFAULT) > 0; }
-
-  struct Array {
-    std::vector<hsize_t> shape;
-    std::vector<double> values;
-    int64_t side(size_t axis) const { return static_cast<int64_t>(shape[axis]); }
-  };
-  Array read(const std::string& name) {
-    Array array;
-    array.shape = shape(name);
-    array.values.resize(count(array.shape));
-    read_into(name, H5T_NATIVE_DOUBLE, array.values.data());
-    return array;
-  }
-  std::vector<int64_t> read_whole_numbers(const std::string& name) {
-    std::vector<int64_t> values(count(shape(name)));
-    read_into(name, H5T_NATIVE_INT64, values.data());
-    return values;
-  }
-  double theta(const std::string& group) {
-    double value = 0;
-    const hid_t attribute = H5Aopen_by_name(file_, group.c_str(), "theta", H5P_DEFAULT, H5P_DEFAULT);
-    EXPECT_GE(H5Aread(attribute, H5T_NATIVE_DOUBLE, &value), 0) << group;
-    EXPECT_GE(H5Aclose(attribute), 0);
-    return value;
-  }
-
-  std::vector<std::string> names_;
-
- private:
-  static size_t count(const std::vector<hsize_t>& shape) {
-    size_t product = 1;
-    for (hsize_t side : shape)
-      product *= side;
-    return product;
-  }
-  std::vector<hsize_t> shape(const std::string& name) {
-    const hid_t dataset = H5Dopen2(file_, name.c_str(), H5P_DEFAULT);
-    const hid_t space = H5Dget_space(dataset);
-    std::vector<hsize_t> sides(static_cast<size_t>(std::max(0, H5Sget_simple_extent_ndims(space))));
-    EXPECT_GE(H5Sget_simple_extent_dims(space, sides.data(), nullptr), 0) << name;
-    EXPECT_GE(H5Sclose(space), 0);
-    EXPECT_GE(H5Dclose(dataset), 0);
-    return sides;
-  }
-  void read_into(const std::string& name, hid_t type, void* to) {
-    const hid_t dataset = H5Dopen2(file_, name.c_str(), H5P_DEFAULT);
-    EXPECT_GE(H5Dread(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, to), 0) << name;
-    EXPECT_GE(H5Dclose(dataset), 0);
-  }
-
-  hid_t file_ = -1;
-};
-
-std::vector<float> downcast(const std::vector<double>& x) {
-  return {x.begin(), x.end()};
-}
-
-// Both sides are fp64 and sum the same few hundred terms in other orders: 1e-12 is thousands of roundings.
-constexpr double kDouble = 1e-12;
-
-void expect_same(const std::vector<double>& got, const std::vector<double>& right, const std::string& what) {
-  ASSERT_EQ(got.size(), right.size()) << what;
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (got[i] == right[i]) continue;  // -infinity too
-    ASSERT_LE(std::abs(got[i] - right[i]), kDouble * (1 + std::abs(right[i]))) << what << " element " << i;
-  }
-}
-
-TEST_F(Cases, ReferenceAttentionAgrees) {
-  for (const std::string& name : names_) {
-    const Array q = read(name + "/q_rotated"), out = read(name + "/out"), lse = read(name + "/lse");
-    const std::vector<int64_t> bands = read_whole_numbers(name + "/bands");
-    std::vector<Array> k, v;
+TEST(Cases, ReferenceAttentionAgrees) {
+  const StoredCases file("attention_cases.h5");
+  ASSERT_GE(file.names().size(), 10U);
+  for (const std::string& name : file.names()) {
+    const StoredCases::Array q = file.read(name + "/q_rotated"), out = file.read(name + "/out"),
+                             lse = file.read(name + "/lse");
+    const std::vector<int64_t> bands = file.read_whole_numbers(name + "/bands");
+    std::vector<StoredCases::Array> k, v;
     for (size_t b = 0; b < bands.size() / 3; ++b) {
-      k.push_back(read(name + "/band" + std::to_string(b) + "/k"));
-      v.push_back(read(name + "/band" + std::to_string(b) + "/v"));
+      k.push_back(file.read(name + "/band" + std::to_string(b) + "/k"));
+      v.push_back(file.read(name + "/band" + std::to_string(b) + "/v"));
     }
     std::vector<BandKeys<double>> keys;
     for (size_t b = 0; b < k.size(); ++b)
@@ -128,8 +38,8 @@ TEST_F(Cases, ReferenceAttentionAgrees) {
     p.scale = 1 / std::sqrt(static_cast<double>(p.head_dim));
     std::vector<double> bias, got(q.values.size()), got_lse(lse.values.size());
     std::vector<int64_t> doc_start;
-    if (has(name + "/landmark_bias")) bias = read(name + "/landmark_bias").values;
-    if (has(name + "/doc_start")) doc_start = read_whole_numbers(name + "/doc_start");
+    if (file.has(name + "/landmark_bias")) bias = file.read(name + "/landmark_bias").values;
+    if (file.has(name + "/doc_start")) doc_start = file.read_whole_numbers(name + "/doc_start");
     p.q = q.values.data(), p.bands = keys, p.out = got.data(), p.lse = got_lse.data();
     p.landmark_bias = bias.empty() ? nullptr : bias.data();
     p.doc_start = doc_start.empty() ? nullptr : doc_start.data();
@@ -147,21 +57,23 @@ TEST_F(Cases, ReferenceAttentionAgrees) {
   }
 }
 
-TEST_F(Cases, ReferenceRotaryAndPoolingAgree) {
-  for (const std::string& name : names_) {
-    Array q = read(name + "/q");
-    const Array k = read(name + "/k"), v = read(name + "/v");
+TEST(Cases, ReferenceRotaryAndPoolingAgree) {
+  const StoredCases file("attention_cases.h5");
+  ASSERT_GE(file.names().size(), 10U);
+  for (const std::string& name : file.names()) {
+    StoredCases::Array q = file.read(name + "/q");
+    const StoredCases::Array k = file.read(name + "/k"), v = file.read(name + "/v");
     const int64_t n = q.side(0), heads = q.side(1), d = q.side(2), kv_heads = k.side(1);
-    const std::vector<double> frequencies = rotary_frequencies(d, theta(name));
+    const std::vector<double> frequencies = rotary_frequencies(d, file.theta(name));
     rotary_reference(n, heads, d, frequencies, 0, 1, q.values.data());
-    expect_same(q.values, read(name + "/q_rotated").values, name + " rotated q");
+    expect_same(q.values, file.read(name + "/q_rotated").values, name + " rotated q");
 
-    const std::vector<int64_t> bands = read_whole_numbers(name + "/bands");
+    const std::vector<int64_t> bands = file.read_whole_numbers(name + "/bands");
     std::vector<double> queries;
-    if (has(name + "/landmark_query")) queries = read(name + "/landmark_query").values;
+    if (file.has(name + "/landmark_query")) queries = file.read(name + "/landmark_query").values;
     for (size_t b = 0; b < bands.size() / 3; ++b) {
       const std::string band = name + "/band" + std::to_string(b);
-      const Array right_k = read(band + "/k"), right_v = read(band + "/v");
+      const StoredCases::Array right_k = file.read(band + "/k"), right_v = file.read(band + "/v");
       const int64_t stride = bands[3 * b];
       std::vector<double> got_k = k.values, got_v = v.values;
       double centre = 0;
