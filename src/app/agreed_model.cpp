@@ -53,9 +53,10 @@ std::string weights_fingerprint(const std::filesystem::path& model_directory) {
   return digits;
 }
 
-std::string model_fingerprint(const Config& config, const ModelConfig& shape) {
-  std::string all = shape_text(shape);
-  if (config.model.weights == WeightsSource::kCheckpoint) all += weights_fingerprint(config.model.path);
+std::string model_fingerprint(const Config& config, const AgreedModel& model) {
+  std::string all = shape_text(model.shape);
+  if (config.model.weights == WeightsSource::kCheckpoint)
+    all += model.weights.empty() ? weights_fingerprint(config.model.path) : model.weights;
   if (config.model.path.empty()) return all;
   for (const char* name :
        {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"}) {
@@ -66,16 +67,15 @@ std::string model_fingerprint(const Config& config, const ModelConfig& shape) {
   return all;
 }
 
-ModelConfig agreed_model(const MpiSession& session, const Config& config) {
-  ModelConfig shape;
-  session.together([&] { shape = model_shape(config); });
-  if (session.ranks() == 1 || config.model.weights != WeightsSource::kCheckpoint) return shape;
-  require_alike(session, "the shape of the model", shape_text(shape), config.model.path + "/config.json",
-                kRemedy);
-  std::string fingerprint;
-  session.together([&] { fingerprint = weights_fingerprint(config.model.path); });
-  require_alike(session, "the fingerprint of the weights", fingerprint, config.model.path, kRemedy);
-  return shape;
+AgreedModel agreed_model(const MpiSession& session, const Config& config) {
+  AgreedModel model;
+  session.together([&] { model.shape = model_shape(config); });
+  if (session.ranks() == 1 || config.model.weights != WeightsSource::kCheckpoint) return model;
+  require_alike(session, "the shape of the model", shape_text(model.shape),
+                config.model.path + "/config.json", kRemedy);
+  session.together([&] { model.weights = weights_fingerprint(config.model.path); });
+  require_alike(session, "the fingerprint of the weights", model.weights, config.model.path, kRemedy);
+  return model;
 }
 
 }  // namespace longhalo

@@ -246,7 +246,7 @@ void run(const MpiSession& session, const Config& config, const std::string& nam
          std::optional<int64_t> layers) {
   const int threads = use_threads(session, config);
   const AttentionPattern pattern = attention_pattern(config);
-  ModelConfig shape = agreed_model(session, config);
+  ModelConfig shape = agreed_model(session, config).shape;
   shape.layers = layers.value_or(shape.layers);
   const std::unique_ptr<Engine> engine = make_engine(session, config, shape, pattern);
   load_weights(session, config, *engine);

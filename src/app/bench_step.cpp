@@ -228,7 +228,7 @@ void report_memory(BenchReport& report, const MpiSession& session, const Measure
 
 void run_bench_step(const MpiSession& session, const Config& config) {
   const int threads = use_threads(session, config);
-  const ModelConfig shape = agreed_model(session, config);
+  const ModelConfig shape = agreed_model(session, config).shape;
   const std::unique_ptr<TrainingEngine> engine =
       make_cpu_training_engine(session, shape, attention_pattern(config));
   const TrainingPlan plan =

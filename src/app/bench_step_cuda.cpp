@@ -68,7 +68,7 @@ void report_times(BenchReport& report, const MpiSession& session, const Measured
 }  // namespace
 
 void run_bench_step_cuda(const MpiSession& session, const Config& config) {
-  const ModelConfig shape = agreed_model(session, config);
+  const ModelConfig shape = agreed_model(session, config).shape;
   const AttentionPattern pattern = attention_pattern(config);
   session.together([&] {
     if (const auto objection = device_shape_objection(shape, Precision::kBf16, "the model"))

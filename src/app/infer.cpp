@@ -40,11 +40,11 @@ IfResultsExist if_results_exist(IfExists choice) {
 }
 
 // What the records of each document depend on, beside task and prompt: the settings, and what was read.
-ResultWriter::Settings settings_by_document(const Config& config, const ModelConfig& shape,
+ResultWriter::Settings settings_by_document(const Config& config, const AgreedModel& model,
                                             const Inputs& inputs, Precision precision) {
   const nlohmann::json all = nlohmann::json::parse(dump_json(config));
   const nlohmann::json chosen{
-      {"model", all.at("model")},         {"model's files", model_fingerprint(config, shape)},
+      {"model", all.at("model")},         {"model's files", model_fingerprint(config, model)},
       {"attention", all.at("attention")}, {"generate", all.at("generate")},
       {"embed", all.at("embed")},         {"system_prompt", all.at("input").at("system_prompt")},
       {"precision", name_of(precision)}};
@@ -88,16 +88,17 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
       config_(config),
       threads_(use_threads(session, config)),
       pattern_(attention_pattern(config)) {
-  shape_ = agreed_model(session, config);
+  const AgreedModel model = agreed_model(session, config);
+  shape_ = model.shape;
   session.together([&] {
     if (session.is_root()) inputs_ = std::make_unique<Inputs>(config, shape_.vocabulary);
   });
   engine_ = make_engine(session, config, shape_, pattern_);
   session.together([&] {
     if (session.is_root())
-      results_ = std::make_unique<ResultWriter>(
-          config.output.directory, if_results_exist(config.output.if_exists),
-          settings_by_document(config, shape_, *inputs_, engine_->precision()));
+      results_ =
+          std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists),
+                                         settings_by_document(config, model, *inputs_, engine_->precision()));
   });
   log_ = open_job_log(session, config, "infer", threads_, computing_of(*engine_));
   load_weights(session, config, *engine_);
@@ -244,7 +245,7 @@ DocumentRun InferJob::prefill_document(const Sequence& sequence, const Work& wor
 }  // namespace
 
 ExitCode run_infer(const MpiSession& session, const Config& config) {
-  const JobSignals signals;
+  const JobSignals signals(session.is_root() ? Say::kYes : Say::kNo);
   return InferJob(session, config).run();
 }
 

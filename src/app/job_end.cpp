@@ -8,11 +8,13 @@
 #include <string_view>
 
 #include "core/error.hpp"
+#include "core/text.hpp"
 
 namespace longhalo {
 namespace {
 
 constexpr double kMostReserve = 120, kShareOfTimeLeft = 0.1;
+constexpr size_t kMostWords = 40;  // of a variable, in a message
 
 }  // namespace
 
@@ -40,14 +42,18 @@ double JobEnd::left(double now) const {
   return *end_ - now;
 }
 
-std::optional<double> job_end_of_environment() {
+std::optional<double> job_end_of_environment(Say say) {
   const char* variable = std::getenv("SLURM_JOB_END_TIME");
-  if (variable == nullptr) return std::nullopt;
+  if (variable == nullptr || *variable == '\0') return std::nullopt;
   const std::string_view words(variable);
   int64_t seconds = 0;
   const auto [end, error] = std::from_chars(words.data(), words.data() + words.size(), seconds);
-  if (error != std::errc() || end != words.data() + words.size()) return std::nullopt;
-  return static_cast<double>(seconds);
+  if (error == std::errc() && end == words.data() + words.size()) return static_cast<double>(seconds);
+  if (say == Say::kYes)
+    log_warning(text("SLURM_JOB_END_TIME is '", words.substr(0, kMostWords),
+                     "', no seconds since 1970: the job does not stop by itself before its time is over, "
+                     "but when a signal asks for it (sbatch --signal=TERM@300)"));
+  return std::nullopt;
 }
 
 double now_seconds() {

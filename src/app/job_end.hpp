@@ -5,6 +5,8 @@
 
 #include <optional>
 
+#include "core/log.hpp"
+
 namespace longhalo {
 
 class JobEnd {
@@ -33,8 +35,9 @@ class JobEnd {
   bool near_ = false;
 };
 
-/// What SLURM_JOB_END_TIME says; empty where it is not set or is no time.
-std::optional<double> job_end_of_environment();
+/// What SLURM_JOB_END_TIME says; empty where it is not set or is no time, of which `say` warns: a job that
+/// was to stop before its end would not.
+std::optional<double> job_end_of_environment(Say say = Say::kNo);
 
 /// Seconds since 1970, by the system's clock at the first call and a steady one from there: a clock that is
 /// set while a job runs would make it stop far too early, or not at all.

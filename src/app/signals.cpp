@@ -44,14 +44,14 @@ void JobSignals::let_through() {
   ::pthread_sigmask(SIG_UNBLOCK, &all, nullptr);
 }
 
-JobSignals::JobSignals() {
+JobSignals::JobSignals(Say say) {
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;  // calls of libraries that do not expect signals go on
   ::sigemptyset(&action.sa_mask);
   asked_to_stop_flag = false;
   asked_to_save_flag = false;
-  job_end.emplace(job_end_of_environment(), reserve_seconds, now_seconds());
+  job_end.emplace(job_end_of_environment(say), reserve_seconds, now_seconds());
   for (const int number : kSignals)
     ::sigaction(number, &action, nullptr);
   let_through();

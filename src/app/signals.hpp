@@ -8,6 +8,8 @@
 
 #include <optional>
 
+#include "core/log.hpp"
+
 namespace longhalo {
 
 class JobSignals {
@@ -22,7 +24,8 @@ class JobSignals {
   /// From here on the three signals no longer end the process, and the job's time limit is looked at. That
   /// stays so when the object is gone: a launcher sends SIGTERM to all ranks as soon as the first one has
   /// left with an exit code that is not 0, and each of them is to leave with its own. One object at a time.
-  JobSignals();
+  /// `say` warns of a time limit that cannot be read.
+  explicit JobSignals(Say say = Say::kNo);
   JobSignals(const JobSignals&) = delete;
   JobSignals& operator=(const JobSignals&) = delete;
 

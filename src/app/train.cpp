@@ -117,7 +117,7 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
       train_(config.train),
       threads_(use_threads(session, config)),
       pattern_(attention_pattern(config)) {
-  shape_ = agreed_model(session, config);
+  shape_ = agreed_model(session, config).shape;
   data_ = std::make_unique<TrainingData>(session, config, shape_.vocabulary);
   prepare_output();
   engine_ = make_training_engine(session, config, shape_, pattern_);
@@ -394,7 +394,7 @@ void TrainJob::save() {
 }  // namespace
 
 ExitCode run_train(const MpiSession& session, const Config& config) {
-  const JobSignals signals;
+  const JobSignals signals(session.is_root() ? Say::kYes : Say::kNo);
   TrainJob job(session, config);
   return session.or_end_all([&] { return job.run(); });
 }

@@ -116,6 +116,13 @@ TrainingState training_state_of(const json& job_state, const TrainingSettings& s
         text("the checkpoint is of another training job:", faults), folder,
         "set that back, or choose another output.directory (model.path takes over the weights of a "
         "saved model)");
+  // Its weights are of a training that went further: no step from here leads to those that were asked for.
+  if (const int64_t steps = settings.changed.at("train.steps"); state.step > steps)
+    throw UserError(text("the checkpoint is of step ", state.step, ", beyond train.steps, which is ", steps),
+                    folder,
+                    text("set train.steps to ", state.step,
+                         " for the model as it is there, or to more to train on; or choose another "
+                         "output.directory"));
   if (say == Say::kNo) return state;
   const std::string notes = differences(changed, settings.changed);
   if (!notes.empty()) log_info(text("settings that differ from the job before:", notes));

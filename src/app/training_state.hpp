@@ -6,6 +6,7 @@
 #include <string>
 
 #include "config/config.hpp"
+#include "core/log.hpp"
 #include "model/model_config.hpp"
 
 namespace longhalo {
@@ -38,8 +39,8 @@ nlohmann::json model_heads(const ModelConfig& model);
 nlohmann::json job_state_of(const TrainingState& state, const TrainingSettings& settings);
 
 /// Back from a checkpoint of `folder`. Throws UserError that lists what differs where it is of another job,
-/// and for what is no such state; logs (`say`) what else has changed.
-enum class Say { kNo, kYes };
+/// where it is of a later step than train.steps, and for what is no such state; logs (`say`) what else has
+/// changed.
 TrainingState training_state_of(const nlohmann::json& job_state, const TrainingSettings& settings,
                                 const std::string& folder, Say say);
 

@@ -8,6 +8,9 @@ namespace longhalo {
 
 enum class LogLevel { kInfo, kWarning, kError };
 
+/// Whether this rank is to tell the user what every rank finds: one says it, mostly the first.
+enum class Say { kNo, kYes };
+
 /// Names this process in every later line. Rank -1 (before MPI starts) prints no rank.
 void set_log_rank(int rank);
 

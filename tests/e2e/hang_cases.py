@@ -45,9 +45,10 @@ class Hangs(ResumingCase):
             self.assertRegex(ranks, "rank 1|ranks .*1|the other ranks")
             self.assertTrue(operation)
         # Nothing good is lost, and the setting is nobody's business but the user's.
-        self.assertGreaterEqual(max(self.checkpoints()), 5)
-        again = self.train_well(self.resuming({**config, "train": {**config["train"], "steps": 14}}), ranks=3)
-        self.assertRegex(again.err, r"step \d+ of 14|nothing")
+        saved = max(self.checkpoints())
+        self.assertGreaterEqual(saved, 5)
+        again = self.train_well(self.resuming({**config, "train": {**config["train"], "steps": saved + 3}}), ranks=3)
+        self.assertIn(f"step {saved} of {saved + 3}", again.err)
 
     def test_reading(self):
         (self.dir / "long.txt").write_text(tiny_model.document(12000))

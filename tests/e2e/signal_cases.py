@@ -78,3 +78,16 @@ class FirstMoments(ResumingCase):
             os.kill(pid, signal.SIGTERM)
             run.wait()
             self.assertEqual(run.code, -signal.SIGTERM, run.err)
+
+
+class TimeLimit(ResumingCase):
+    """A job whose end nobody can read has to be asked to stop."""
+
+    def test_that_is_no_time(self):
+        """Is no reason to refuse a job, but is said once: it will not stop in time by itself."""
+        no_time = {"SLURM_JOB_END_TIME": "in an hour"}
+        reading = self.config(output={"directory": str(self.dir / "read")})
+        for run in (self.infer(reading, environment=no_time),
+                    self.train_well(self.training(train={"steps": 2}), environment=no_time)):
+            self.assertEqual(run.code, 0, run.err)
+            self.assertEqual(run.err.count("warning: SLURM_JOB_END_TIME is 'in an hour', no seconds"), 1, run.err)

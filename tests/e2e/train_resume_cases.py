@@ -173,6 +173,11 @@ class TrainResumed(ResumingCase):
         more = {**self.job, "train": {**self.job["train"], "steps": 35}}
         run = self.train_well(self.resuming(more))
         self.assertIn("train.steps was 30, is 35", run.err)
+        # Fewer cannot be had any more.
+        before = files_below(self.out)
+        fewer = {**self.job, "train": {**self.job["train"], "steps": 34}}
+        self.assert_refused(self.train(self.resuming(fewer)), "of step 35, beyond train.steps, which is 34")
+        self.assert_untouched(before)
         self.assertEqual([r["step"] for r in self.metrics("step")], list(range(1, 36)))
 
     def test_without_a_checkpoint_it_begins(self):

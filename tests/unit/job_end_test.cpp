@@ -78,6 +78,22 @@ TEST(JobEnd, OfTheEnvironment) {
   EXPECT_FALSE(job_end_of_environment());
 }
 
+TEST(JobEnd, WhatIsNoTimeIsSaidOnce) {
+  const auto said = [](const char* value, Say say) {
+    ::setenv("SLURM_JOB_END_TIME", value, 1);
+    ::testing::internal::CaptureStderr();
+    { const JobSignals signals(say); }
+    ::unsetenv("SLURM_JOB_END_TIME");
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_NE(said("soon", Say::kYes).find("warning: SLURM_JOB_END_TIME is 'soon', no seconds since 1970"),
+            std::string::npos);
+  for (const char* fine : {"", "1700000000"})
+    EXPECT_EQ(said(fine, Say::kYes), "") << fine;
+  EXPECT_EQ(said("soon", Say::kNo), "") << "another rank says it";
+  EXPECT_LT(said(std::string(100000, 'x').c_str(), Say::kYes).size(), 400u);
+}
+
 TEST(JobSignals, TheEndOfTheJobIsARequestToStop) {
   const auto end_in = [](int64_t seconds) {
     ::setenv("SLURM_JOB_END_TIME", std::to_string(static_cast<int64_t>(now_seconds()) + seconds).c_str(), 1);

@@ -88,6 +88,19 @@ TEST(TrainingState, OfAnotherJobIsRefusedWithAllThatDiffers) {
   }
 }
 
+TEST(TrainingState, OfALaterStepThanTheLastIsRefused) {
+  Config config;
+  config.train.steps = 9;
+  const nlohmann::json stored = job_state_of({8, 8, 8, 0, 0}, settings_of(config));
+  for (const int64_t good : {8, 100}) {
+    config.train.steps = good;
+    EXPECT_EQ(training_state_of(stored, settings_of(config), "folder", Say::kNo).step, 8) << good;
+  }
+  config.train.steps = 7;
+  expect_user_error([&] { training_state_of(stored, settings_of(config), "the/folder", Say::kNo); },
+                    {"of step 8, beyond train.steps, which is 7", "set train.steps to 8", "the/folder"});
+}
+
 TEST(TrainingState, EverySettingOfModelAndTrainingIsCompared) {
   const nlohmann::json job = job_state_of({}, settings_of({}));
   std::string known;
