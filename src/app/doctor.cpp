@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "app/bench.hpp"
+#include "app/doctor_cores.hpp"
 #include "app/doctor_device.hpp"
 #include "app/doctor_disks.hpp"
 #include "app/doctor_gpus.hpp"
@@ -17,6 +18,7 @@
 #include "app/doctor_ports.hpp"
 #include "app/doctor_rdma.hpp"
 #include "app/doctor_report.hpp"
+#include "app/model_setup.hpp"
 #include "app/training_setup.hpp"
 #include "core/text.hpp"
 #include "storage/atomic_file.hpp"
@@ -82,6 +84,8 @@ class Doctor {
 
   void check_host(const DoctorDevice& device) {
     patience_.begin("host");
+    if (Finding cores = cores_of_host(session_, hosts_, wanted_threads(session_, config_)); first_on_host_)
+      add(std::move(cores));
     if (first_on_host_) {
       append(findings_, examine_gpus(options_.nvml, device.host_gpus, device.is_gpu));
       add(rdma_finding(read_rdma(options_.sysfs, device.dma_buf), device.is_gpu, several_hosts_));
@@ -122,7 +126,12 @@ class Doctor {
     if (session_.is_root() && (way || session_.ranks() == 1))
       append(findings_, pair_findings(pairs_, hosts_, transport_, options_.halo_bytes,
                                       options_.least_halo_gb_per_second));
-    if (first_on_host_) append(findings_, port_findings(before, read_link_ports(link_folder())));
+    if (!first_on_host_) return;
+    std::error_code ignored;
+    if (std::filesystem::is_directory(options_.sysfs, ignored))
+      append(findings_, port_findings(before, read_link_ports(link_folder())));
+    else
+      add(no_sysfs_finding(options_.sysfs));
   }
 
   void check_disks() {

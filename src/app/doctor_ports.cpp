@@ -60,6 +60,17 @@ Finding counters_row(const LinkPort* before, const LinkPort& after) {
 
 }  // namespace
 
+Finding no_sysfs_finding(const std::filesystem::path& sysfs) {
+  return {"InfiniBand",
+          Scope::kHost,
+          "",
+          text("cannot be looked at: there is no folder ", sysfs.string()),
+          "the kernel's own, /sys",
+          Verdict::kWarn,
+          "mount /sys where the ranks run (in a container, too), or set doctor.sysfs to where it is",
+          {}};
+}
+
 std::vector<Finding> port_findings(const std::vector<LinkPort>& before, const std::vector<LinkPort>& after) {
   if (after.empty()) return {{"InfiniBand", Scope::kHost, "", "no adapter", "", Verdict::kSkipped, "", {}}};
   std::vector<Finding> rows;

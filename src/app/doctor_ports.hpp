@@ -3,12 +3,16 @@
 // nothing but time and its counters tell of it. Pure.
 #pragma once
 
+#include <filesystem>
 #include <vector>
 
 #include "app/doctor_report.hpp"
 #include "telemetry/link_counters.hpp"
 
 namespace longhalo {
+
+/// Where the kernel shows its devices nowhere: that there are no adapters cannot be told from that.
+Finding no_sysfs_finding(const std::filesystem::path& sysfs);
 
 /// `before` and `after` the messages of this run: counters that grew between them are faults of now, those
 /// above zero may be old.

@@ -35,7 +35,7 @@ ModelConfig model_shape(const Config& config) {
   return model;
 }
 
-int use_threads(const MpiSession& session, const Config& config) {
+int wanted_threads(const MpiSession& session, const Config& config) {
   int threads = static_cast<int>(config.run.threads);
   if (threads == 0)
     if (const char* named = std::getenv("OMP_NUM_THREADS")) threads = std::atoi(named);
@@ -48,7 +48,11 @@ int use_threads(const MpiSession& session, const Config& config) {
     // A launcher that binds ranks gives each its own cores; one that does not gives all of them every core.
     if (threads >= online) threads /= session.local_ranks();
   }
-  session.together([&] { set_kernel_threads(std::max(threads, 1)); });
+  return std::max(threads, 1);
+}
+
+int use_threads(const MpiSession& session, const Config& config) {
+  session.together([&] { set_kernel_threads(wanted_threads(session, config)); });
   return kernel_threads();
 }
 

@@ -14,8 +14,10 @@ AttentionPattern attention_pattern(const Config& config);
 /// Of the checkpoint's config.json, or of model.shape with weights: random. Throws UserError.
 ModelConfig model_shape(const Config& config);
 
-/// Sets the threads of the CPU kernels: run.threads, else OMP_NUM_THREADS, else this rank's share of the
-/// cores that it may run on. Returns how many. Collective.
+/// How many threads the CPU kernels of this rank should have: run.threads, else OMP_NUM_THREADS, else its
+/// share of the cores that it may run on.
+int wanted_threads(const MpiSession& session, const Config& config);
+/// Gives them so many. Returns how many there are. Collective.
 int use_threads(const MpiSession& session, const Config& config);
 
 ProgressOptions progress_options(const MpiSession& session, const Config& config);

@@ -21,6 +21,7 @@ class Doctor(Case):
         settings = {"doctor": {"halo_bytes": 1 << 20, "disk_bytes": 2 << 20, "nvml": "libno-such-nvml.so",
                                "sysfs": str(self.dir / "sys")},
                     "activations": {"directory": str(self.dir)}}
+        (self.dir / "sys").mkdir(exist_ok=True)  # no adapters
         for section, keys in sections.items():
             settings[section] = {**settings.get(section, {}), **keys}
         config = self.write("doctor.yaml", yaml.safe_dump(settings))
@@ -102,6 +103,26 @@ class Doctor(Case):
             run = Run(["doctor", "--json", place], ranks=0).wait()
             self.assert_refused(run, word, str(place))
             self.assertNotIn("longhalo doctor:", run.out, "nothing was looked at")
+
+    def test_more_ranks_than_cores(self):
+        """On the cores that they may use, which may be fewer than the host has."""
+        cores = len(os.sched_getaffinity(0))
+        report, _ = self.doctor("--set", "run.threads=1", ranks=1)
+        self.assertEqual(self.row(report, "cores")["verdict"], "pass")
+        self.assertEqual(self.row(report, "cores")["found"], f"1 rank with 1 thread on {cores} core" + "s" * (cores > 1))
+        report, _ = self.doctor("--set", f"run.threads={cores}", ranks=2)
+        row = self.row(report, "cores")
+        self.assertEqual(row["verdict"], "warn")
+        self.assertIn(f"2 ranks with {2 * cores} threads in all on {cores} core", row["found"])
+        self.assertIn("run.threads", row["remedy"])
+
+    def test_no_sysfs(self):
+        """As in some containers: no adapter to be seen is not the same as none."""
+        report, _ = self.doctor(ranks=1, doctor={"sysfs": str(self.dir / "none")})
+        row = self.row(report, "InfiniBand")
+        self.assertEqual(row["verdict"], "warn")
+        self.assertIn(f"there is no folder {self.dir / 'none'}", row["found"])
+        self.assertIn("doctor.sysfs", row["remedy"])
 
     def test_floors(self):
         floors = {"least_halo_gb_per_second": 1e5, "least_scratch_gb_per_second": 1e5, "shm_bytes": 1 << 40}

@@ -1,5 +1,6 @@
 // How the doctor judges what it finds, each check with what is well and what is not; the reading of files and
 // of NVML with stand-ins.
+#include "app/doctor_cores.hpp"
 #include "app/doctor_disks.hpp"
 #include "app/doctor_launch.hpp"
 #include "app/doctor_links.hpp"
@@ -78,6 +79,32 @@ TEST(DoctorLaunch, AJobScriptThatForgotTheLauncherIsWarned) {
   EXPECT_EQ(launch_finding(1, {}).verdict, Verdict::kPass);
   EXPECT_EQ(launch_finding(1, {{"OMPI_COMM_WORLD_SIZE", "many"}}).verdict, Verdict::kPass)
       << "no number, no word";
+}
+
+RankCores rank_on(std::initializer_list<int> cores, int64_t threads) {
+  RankCores rank;
+  for (const int core : cores)
+    rank.allowed[static_cast<size_t>(core) / 64] |= uint64_t{1} << core % 64;
+  rank.threads = threads;
+  return rank;
+}
+
+TEST(DoctorCores, EachThreadHasACore) {
+  EXPECT_EQ(cores_finding({rank_on({0, 1}, 2), rank_on({8000, 8191}, 2)}).verdict, Verdict::kPass);
+  EXPECT_EQ(cores_finding({rank_on({0, 1, 2, 3}, 2), rank_on({0, 1, 2, 3}, 2)}).verdict, Verdict::kPass)
+      << "ranks that are not bound share all cores";
+  EXPECT_EQ(cores_finding({rank_on({}, 8)}).verdict, Verdict::kSkipped);
+
+  const Finding crowd = cores_finding({rank_on({0, 1}, 1), rank_on({0, 1}, 1), rank_on({0, 1}, 1)});
+  EXPECT_EQ(crowd.verdict, Verdict::kWarn);
+  EXPECT_EQ(crowd.found, "3 ranks with 3 threads in all on 2 cores");
+  EXPECT_NE(crowd.remedy.find("fewer ranks"), std::string::npos) << crowd.remedy;
+  const Finding bound_alike = cores_finding({rank_on({5}, 1), rank_on({5}, 1)});
+  EXPECT_EQ(bound_alike.verdict, Verdict::kWarn) << "of a host's many cores, two ranks have one";
+  const Finding threads = cores_finding({rank_on({0}, 8), rank_on({1}, 8)});
+  EXPECT_EQ(threads.verdict, Verdict::kWarn);
+  EXPECT_NE(threads.remedy.find("OMP_NUM_THREADS"), std::string::npos) << threads.remedy;
+  EXPECT_EQ(threads.values["cores"], 2);
 }
 
 TEST(DoctorAlike, WhatDiffersIsNamedWithBothValues) {
