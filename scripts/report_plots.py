@@ -16,6 +16,7 @@ Plot = namedtuple("Plot", "title caption draw")  # draw(axes)
 COLORS = ["#2f6db5", "#e0873a", "#4a9c6d", "#b0486a", "#7a63b8", "#8a7a5c", "#3aa0b0", "#c9a227", "#66758a", "#444444"]
 PHASES = ["forward", "loss", "backward", "optimizer"]  # of a step, one after the other
 READING = ["keys", "queries", "attention", "mlp", "halo_wait", "landmark_wait", "context_wait"]
+WORK = {*PHASES, *(name for name in READING if not name.endswith("_wait"))}  # the others are times within these, or waiting
 MB = 1e6
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e6eaef",
                      "axes.edgecolor": "#9aa7b5", "axes.prop_cycle": matplotlib.cycler(color=COLORS), "font.size": 9,
@@ -51,9 +52,13 @@ def plots(job):
     return _train_plots(job) if job.kind == "train" else _infer_plots(job)
 
 
-def _mean(spread):
+def _of_spread(spread, key):
     """Of {"min", "mean", "max"}; older records hold the mean alone."""
-    return spread["mean"] if isinstance(spread, dict) else spread
+    return spread[key] if isinstance(spread, dict) else spread
+
+
+def _mean(spread):
+    return _of_spread(spread, "mean")
 
 
 def _series(records, *path):
@@ -171,16 +176,21 @@ def _phases(axes, steps):
         spreads = [(s["phases"][name], n) for s, n in zip(steps, counts) if name in s.get("phases", {})]
         if not spreads:
             continue
-        stats = [np.median([(p[k] if isinstance(p, dict) else p) / n for p, n in spreads]) for k in ("min", "mean", "max")]
+        stats = [np.median([_of_spread(p, k) / n for p, n in spreads]) for k in ("min", "mean", "max")]
         rows.append((name, *stats))
+    _spread_bars(axes, rows)
+    axes.set(xlabel="seconds a step", xlim=(0, None))
+
+
+def _spread_bars(axes, rows):
+    """(name, min, mean, max) over ranks; what takes no time to speak of is left out."""
     longest = max((row[3] for row in rows), default=0)
     rows = [row for row in rows if row[3] > 1e-4 * longest]
     for at, (name, low, mean, high) in enumerate(rows):
-        axes.barh(at, mean, color=COLORS[0] if name in PHASES else COLORS[1], height=0.6)
+        axes.barh(at, mean, color=COLORS[0] if name in WORK else COLORS[1], height=0.6)
         axes.plot([low, high], [at, at], color="#1d2733", linewidth=1.2, marker="|", markersize=7)
     axes.set_yticks(range(len(rows)), [name.replace("_", " ") for name, *_ in rows])
     axes.invert_yaxis()
-    axes.set(xlabel="seconds a step", xlim=(0, None))
 
 
 def _bytes(axes, steps, moved):
@@ -259,7 +269,10 @@ def _infer_plots(job):
         records = list(documents.values())
         found += [Plot("Speed", "Prefill by document, all ranks together, and MFU where it is recorded.",
                        lambda axes: _document_speed(axes, records)),
-                  Plot("Phases over ranks", "Seconds of the prefill, mean of ranks, by document.", lambda axes: _document_phases(axes, records))]
+                  Plot("Phases over ranks", "Of a prefill, mean of all documents: the bar is the mean rank, the line reaches from "
+                       "the fastest rank to the slowest.", lambda axes: _reading_phases(axes, records)),
+                  Plot("Phases by document", "Seconds of the prefill, mean of ranks.",
+                       lambda axes: _document_phases(axes, records))]
         if any(r["figures"].get("halo_bytes", 0) + r["figures"].get("landmark_bytes", 0) > 0 for r in records):
             found.append(Plot("Halo bandwidth", "Halo and landmarks that all ranks receive, by the time of the whole prefill.",
                               lambda axes: _document_bytes(axes, records)))
@@ -326,6 +339,17 @@ def _document_speed(axes, records):
         right.set_ylim(0, None)
         right.grid(False)
     _labels(axes, records)
+
+
+def _reading_phases(axes, records):
+    phases = [r["figures"].get("phase_seconds", {}) for r in records]
+    rows = []
+    for name in READING:
+        spreads = [p[name] for p in phases if name in p]
+        if spreads:
+            rows.append((name, *(np.mean([_of_spread(s, k) for s in spreads]) for k in ("min", "mean", "max"))))
+    _spread_bars(axes, rows)
+    axes.set(xlabel="seconds a document", xlim=(0, None))
 
 
 def _document_phases(axes, records):

@@ -267,7 +267,8 @@ class Report(TelemetryCase):
 
     def test_inference(self):
         self.succeed(self.config(input={"documents": [str(self.document), str(self.write("b.txt", tiny_model.document(80)))]}))
-        self.page(self.out, "Perplexity by position", "Speed", "Phases over ranks", "Halo bandwidth", "Memory")
+        self.page(self.out, "Perplexity by position", "Speed", "Phases over ranks", "Phases by document",
+                  "Halo bandwidth", "Memory")
         shutil.rmtree(self.out / "arrays")
         self.assertNotIn("Perplexity by position", self.page(self.out, "Speed"))
 
