@@ -4,8 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <limits>
+#include <optional>
+#include <string>
 
+#include "app/training_setup.hpp"
 #include "core/error.hpp"
 #include "core/text.hpp"
 #include "model/layer_activations.hpp"
@@ -220,6 +224,26 @@ TEST(TrainingFlops, CountWhatIsComputedAgain) {
   EXPECT_DOUBLE_EQ(again.products_again, 2.0 * 100'000 * 7 * (layer - 64 * 160));
   // Groups of 4 and 3 layers: 3 and 2 of them go forward once more.
   EXPECT_DOUBLE_EQ(flops(Recompute::kYes, 4).attention_again, 4.0 * 16 * 4 * (7 + 5) * pairs);
+}
+
+TEST(Scratch, IsWhatTheConfigSaysOrTheJobsOwnFolder) {
+  const char* given = std::getenv("TMPDIR");
+  const std::optional<std::string> before = given ? std::optional<std::string>(given) : std::nullopt;
+  const auto with = [](const char* slurm, const char* any, const char* directory) {
+    ::setenv("SLURM_TMPDIR", slurm, 1);
+    ::setenv("TMPDIR", any, 1);
+    Config config;
+    config.activations.directory = directory;
+    return activations_directory(config);
+  };
+  EXPECT_EQ(with("/of/job", "/of/node", "/mine"), "/mine");
+  EXPECT_EQ(with("/of/job", "/of/node", ""), "/of/job");
+  EXPECT_EQ(with("", "/of/node", ""), "/of/node");
+  EXPECT_EQ(with("", "", ""), "/tmp");
+  ::unsetenv("SLURM_TMPDIR");
+  ::unsetenv("TMPDIR");
+  EXPECT_EQ(activations_directory({}), "/tmp");
+  if (before) ::setenv("TMPDIR", before->c_str(), 1);
 }
 
 }  // namespace
