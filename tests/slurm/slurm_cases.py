@@ -235,6 +235,17 @@ class Slurm(SlurmCase):
         for key, record in alone.items():
             self.assertEqual(records[key].get("answer_ids"), record.get("answer_ids"))
 
+    def test_infer_on_one_node(self):
+        """The resources of the file's own head, but for the number of CPUs."""
+        config = self.config(tasks=["score"], input={"prompts": None})
+        path, log = self.write("infer.json", json.dumps(config)), self.dir / "%j.log"
+        number = self.cluster.output("env", "-C", SOURCE, f"LONGHALO_EXECUTABLE={EXECUTABLE}", "sbatch", "--parsable",
+                                     "--cpus-per-task=1", f"--output={log}", SCRIPTS / "infer_2gpu.sbatch", path).strip()
+        self.assert_ended(Job(self, number, self.dir / f"{number}.log"), "COMPLETED", "0:0")
+        self.assertEqual(len(records_of(self.out)), 1)
+        run = json.loads((self.out / "log.jsonl").read_text().splitlines()[0])
+        self.assertEqual((run["ranks"], len(set(run["hosts"]))), (2, 1))
+
     def until_warned(self, job, when):
         """Holds a job until Slurm has sent the warning before its time limit and has it queued again."""
         before = 0
