@@ -75,7 +75,6 @@ json StepFigures::take(TrainingEngine& engine, const ActivationStore* store, Run
               {"matmul_flops_per_second", matmul_rate_},
               {"phases", figures.spreads("phases")},
               {"memory", figures.spreads("memory")}};
-    record["peak_resident_bytes"] = record["memory"]["peak_resident"]["max"];
     const json bytes = figures.spreads("bytes"), transfers = figures.spreads("transfer_seconds");
     for (const auto& [kind, spread] : bytes.items()) {
       const auto sum = static_cast<int64_t>(figures.sum("bytes", kind));

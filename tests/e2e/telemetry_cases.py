@@ -119,6 +119,25 @@ class Telemetry(TelemetryCase):
         self.assertEqual(told["longhalo_running"][0][1], 0, "it is done")
         self.assertFalse((self.out / "metrics.prom.tmp").exists())
 
+    def test_every_number_is_defined(self):
+        """docs/telemetry.md names each key of a record."""
+        page = (SOURCE / "docs" / "telemetry.md").read_text()
+        scratch = self.dir / "scratch"
+        scratch.mkdir()
+        self.train_well(self.training(train={"steps": 4, "validate_every": 2, "checkpoint_every": 2},
+                                      activations={"store": "nvme", "directory": str(scratch)}))
+        records = [r for event in ("step", "validation", "checkpoint") for r in self.metrics(event)]
+        self.assertEqual({r["event"] for r in records}, {"step", "validation", "checkpoint"})
+        self.out = self.dir / "read"
+        figures = [r["figures"] for r in self.succeed(self.config()).values()]
+        self.assertTrue(any("decode_tokens_per_second" in f for f in figures))
+        for record in records + figures:
+            for key, value in record.items():
+                self.assertIn(f"`{key}`", page)
+                if key in ("phases", "bytes", "memory", "phase_seconds"):
+                    for part in value:
+                        self.assertIn(f"`{part}`", page, key)
+
     def test_the_last_validation_is_told(self):
         self.train_well(self.training(train={"steps": 3, "log_every": 3, "validate_every": 3}))
         told = self.prometheus()
