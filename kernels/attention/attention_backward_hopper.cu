@@ -423,7 +423,8 @@ void launch(StreamHandle stream, const AttentionGradient<BFloat16>& gradient, co
   p.scale = a.scale, p.scale_log2 = a.scale * std::numbers::log2e_v<float>;
   p.dq = workspace;
   p.bias = plan.bias_lines == 0 ? nullptr : workspace + plan.dq + plan.partials;
-  p.pace = reinterpret_cast<unsigned*>(workspace + plan.dq + plan.partials + plan.bias);
+  p.rounds = reinterpret_cast<unsigned*>(workspace + plan.dq + plan.partials + plan.bias);
+  p.met = p.rounds + 1;
   p.q = head_rows_map(a.q, a.queries, a.heads, kDim, a.heads * kDim, kQueryTile);
   p.d_out = head_rows_map(gradient.d_out, a.queries, a.heads, kDim, a.heads * kDim, kQueryTile);
   p.bands = static_cast<int>(plan.bands.size());
@@ -464,7 +465,8 @@ void launch(StreamHandle stream, const AttentionGradient<BFloat16>& gradient, co
   check_cuda(
       cudaMemsetAsync(workspace + plan.dq, 0, static_cast<size_t>(plan.partials) * sizeof(float), stream),
       "clearing sums of blocks");
-  check_cuda(cudaMemsetAsync(p.pace, 0, kPaceFloats * sizeof(float), stream), "clearing the pace");
+  check_cuda(cudaMemsetAsync(p.rounds, 0, static_cast<size_t>(plan.counters) * sizeof(float), stream),
+             "clearing counters");
   check_cuda(cudaMemsetAsync(p.dq, 0, static_cast<size_t>(plan.dq) * sizeof(float), stream), "clearing dq");
   if (p.bias != nullptr)
     check_cuda(cudaMemsetAsync(p.bias, 0, static_cast<size_t>(plan.bias) * sizeof(float), stream),

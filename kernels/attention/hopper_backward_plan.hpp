@@ -13,7 +13,6 @@ inline constexpr int kKeyTile = 128;
 inline constexpr int kQueryTile = 64;
 inline constexpr int kConsumers = 2;  // warpgroups of 64 keys
 inline constexpr int kConsumerWarps = 4 * kConsumers;
-inline constexpr int64_t kPaceFloats = 4;
 
 // The part of a band that some query of the problem sees.
 struct BandPlan {
@@ -27,8 +26,8 @@ struct Plan {
   std::vector<BandPlan> bands;
   int64_t blocks = 0, block_tiles = 0;  // of queries
   // The workspace in floats, each part a multiple of 4.
-  int64_t dq = 0, partials = 0, bias_lines = 0, bias = 0;
-  int64_t floats() const { return dq + partials + bias + kPaceFloats; }
+  int64_t dq = 0, partials = 0, bias_lines = 0, bias = 0, counters = 0;
+  int64_t floats() const { return dq + partials + bias + counters; }
 };
 
 Plan plan_of(const AttentionGradient<BFloat16>& gradient);

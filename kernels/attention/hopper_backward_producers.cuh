@@ -7,6 +7,12 @@
 
 namespace longhalo::hopper_backward {
 
+// Whether all lanes have the same.
+__device__ inline bool all_same(short2 range) {
+  const int packed = static_cast<unsigned short>(range.x) | range.y << 16;
+  return __all_sync(0xffffffff, packed == __shfl_sync(0xffffffff, packed, 0));
+}
+
 // Warp 0: the queries of each step, what they see, and what the step is for the other warps. What it knows of
 // an item is read again at each step, for want of registers.
 template <class S>
@@ -18,24 +24,33 @@ __device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, in
     __syncwarp();
     if (lane == 0) {
       course = course_of(p, items.item);
+      shared.company = company_of(p, items.item);
       items.sliced(p) ? pace.end(p) : pace.begin_round(p, items.round());
     }
     __syncwarp();
     bool more = true;
     while (more) {
-      hopper::mbarrier_wait(&shared.q_empty[at.stage], at.phase ^ 1);
-      const int row = course.tile * kQueryTile;
-      const bool edge = row < course.full_begin || min(row + kQueryTile, p.queries) > course.full_end;
-      if (edge) {
+      const int row = course.tile * kQueryTile, last = min(row + kQueryTile, p.queries) - 1;
+      const bool edge = row < course.full_begin || last >= course.full_end;
+      // What queries see, found out before there is a place for it. It grows with them: all see the same if
+      // the first and the last do.
+      short2 first_half = {0, 0}, second_half = {0, 0};
 #pragma unroll 1
-        for (int query = lane; query < kQueryTile; query += 32)
-          shared.seen[at.stage][query] = course.seen(p, min(row + query, p.queries - 1));
+      for (int look = edge ? 0 : 3; look < 3; ++look) {
+        const int query = look == 0 ? lane == 0 ? row : last : min(row + 32 * (look - 1) + lane, last);
+        const short2 seen = course.seen(p, query);
+        if (look < 2) first_half = seen;
+        if (look != 1) second_half = seen;
+        if (look == 0 && all_same(seen)) break;
       }
+      hopper::mbarrier_wait(&shared.q_empty[at.stage], at.phase ^ 1);
+      if (edge) shared.seen[at.stage][lane] = first_half, shared.seen[at.stage][lane + 32] = second_half;
       __syncwarp();
       if (lane == 0) {
         uint64_t* const full = &shared.q_full[at.stage];
         constexpr int kFloats = kQueryTile * static_cast<int>(sizeof(float));
         const int head = course.head;
+        if (course.left % Company::kStepsBetween == 0) shared.company.meet();
         shared.step[at.stage] = {(edge ? kEdge : 0) | course.next(), row / kQueryTile, head, 0};
         hopper::mbarrier_arrive_expect(full, S::kQueryBytes + 2 * kFloats);
 #pragma unroll

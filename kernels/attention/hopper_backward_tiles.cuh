@@ -61,9 +61,10 @@ struct Parameters {
   const float* delta;     // [H, padded_queries]
   const float* landmark_bias;
   float scale, scale_log2;
-  float* dq;       // sums, in the order of registers: [query tile, H, warpgroup, d / 16, thread, 4]
-  float* bias;     // partials [.., H]
-  unsigned* pace;  // rounds begun, by all blocks together; starts at 0
+  float* dq;         // sums, in the order of registers: [query tile, H, warpgroup, d / 16, thread, 4]
+  float* bias;       // partials [.., H]
+  unsigned* rounds;  // begun, by all blocks together; starts at 0
+  unsigned* met;     // [blocks, H_kv]: meetings of those who work on a block of queries; start at 0
 };
 
 struct Item {
@@ -146,10 +147,10 @@ struct Pace {
 
   __device__ void begin_round(const Parameters& p, unsigned round) {
     constexpr int kPatience = 2000;
-    atomicAdd(p.pace, round + 1 - begun);
+    atomicAdd(p.rounds, round + 1 - begun);
     begun = round + 1;
     const unsigned all = begun * gridDim.x;
-    const volatile unsigned* const now = p.pace;
+    const volatile unsigned* const now = p.rounds;
     for (int i = 0; keeps && *now < all; ++i) {
       if (i == kPatience) keeps = false;
       __nanosleep(20);
@@ -158,10 +159,45 @@ struct Pace {
   // Nobody waits for a block that has no more such items.
   __device__ void end(const Parameters& p) {
     const unsigned rounds = static_cast<unsigned>(p.items) / gridDim.x + 2;
-    atomicAdd(p.pace, rounds - begun);
+    atomicAdd(p.rounds, rounds - begun);
     begun = rounds;
   }
 };
+
+// Keeps items of sliced bands together that step through the same queries, a key tile each: who comes long
+// after the others finds neither the queries nor the sums of dq in L2. They meet every few steps. As above,
+// nothing depends on it.
+struct Company {
+  unsigned* met;  // how often they came to a meeting, all together; null: nobody to wait for
+  unsigned members;
+  unsigned due;  // what `met` is when all have come to the last meeting
+
+  static constexpr int kStepsBetween = 8;
+
+  __device__ void meet() {
+    if (met == nullptr) return;
+    const int patience = due == 0 ? 300 : 30;  // looks at `met`, of some 0.7 us
+    due += members;
+    atomicAdd(met, 1);
+    const volatile unsigned* const now = met;
+    for (int i = 0; *now < due; ++i) {
+      if (i < patience) continue;
+      met = nullptr;
+      return;
+    }
+  }
+};
+
+// Those whose key tile every query of the block sees.
+inline __device__ Company company_of(const Parameters& p, const Item& item) {
+  Company company{nullptr, 0, 0};
+  if (item.band < p.unsliced_bands || item.block == 0 || p.doc_start != nullptr) return company;
+  if (item.tile >= tiles_begun(p, p.band[item.band], item.block - 1)) return company;
+  for (int band = p.unsliced_bands; band < p.bands; ++band)
+    company.members += tiles_begun(p, p.band[band], item.block - 1);
+  if (company.members > 1) company.met = p.met + item.block * p.kv_heads + item.kv_head;
+  return company;
+}
 
 inline __device__ int clamp_to(int64_t row, int end) {
   return static_cast<int>(row < 0 ? 0 : row > end ? end : row);
@@ -285,7 +321,8 @@ struct SharedMemory {
   // Apart by what is told of a race: 16 bytes.
   alignas(16) Step step[S::kQueryStages];
   alignas(16) Course course;  // of the warp that loads queries
-  alignas(16) Item item;      // whose keys are here
+  Company company;
+  alignas(16) Item item;  // whose keys are here
   alignas(16) uint64_t keys_full, keys_empty;
   uint64_t q_full[S::kQueryStages], q_empty[S::kQueryStages];
   uint64_t out_full[S::kOutStages], out_empty[S::kOutStages];
