@@ -13,6 +13,8 @@ import html
 import io
 import json
 import math
+import os
+import stat
 import sys
 from pathlib import Path
 
@@ -213,6 +215,15 @@ def page(job):
     return "".join(parts)
 
 
+def opened(path):
+    """A file to write bytes to; not through a link that anybody may have put there."""
+    shared = path.parent.stat().st_mode & stat.S_IWOTH
+    if shared and path.is_symlink():
+        fail(f"{path} is a link in a folder that everybody may write to", "remove it, or name another file with --output")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_NOFOLLOW if shared else 0)
+    return open(os.open(path, flags, 0o666), "wb")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="output.directory of a job")
@@ -224,12 +235,14 @@ def main():
     job = JobFolder(arguments.run)
     output = arguments.output or arguments.run / "report.html"
     try:
-        output.write_text(page(job))
+        contents = page(job).encode()
+        with opened(output) as file:
+            file.write(contents)
         if arguments.picture:
             overview = report_plots.overview(job)
             if overview is None:
                 fail("there are no plots for a picture yet", "wait for the job's first record")
-            with open(arguments.picture, "wb") as picture:  # an open file: nothing is added to the name
+            with opened(arguments.picture) as picture:  # an open file: nothing is added to the name
                 overview.savefig(picture, format="png", dpi=90)
     except OSError as error:
         fail(f"cannot write: {error}", "name a file in a folder that may be written to, with --output")

@@ -291,6 +291,20 @@ class Report(TelemetryCase):
         shutil.rmtree(self.out / "arrays")
         self.assertNotIn("Perplexity by position", self.page(self.out, "Speed"))
 
+    def test_not_through_a_link_in_a_shared_folder(self):
+        self.succeed(self.config(tasks=["score"], input={"prompts": None}))
+        shared, victim = self.dir / "shared", self.write("victim", "old")
+        shared.mkdir()
+        shared.chmod(0o1777)
+        (shared / "page.html").symlink_to(victim)
+        for option in ("--output", "--picture"):
+            done = self.report(self.out, option, shared / "page.html")
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(f"{shared / 'page.html'} is a link", done.stderr)
+        self.assertEqual(victim.read_text(), "old")
+        done = self.report(self.out, "--output", "/dev/stdout")
+        self.assertIn("<h2>Speed</h2>", done.stdout)
+
     def test_what_is_no_run(self):
         for folder, word in ((self.dir, "neither metrics.jsonl nor results.jsonl"), (self.dir / "absent", "is not a folder")):
             done = self.report(folder)
