@@ -105,7 +105,7 @@ class TrainGpu(ResumingCase):
 
     def test_two_exact_bands(self):
         """Kernels that add up two bands' gradients at once would lose some."""
-        attention = {"window": None, "landmark_stride": None, "bands": [[1, 0, 64], [1, 128, 256], [8, 256, "inf"]]}
+        attention = {"bands": [[1, 0, 64], [1, 128, 256], [8, 256, "inf"]]}
         run = self.train({**self.job(), "attention": attention}, *CUDA, ranks=1, environment=self.ONE_GPU)
         self.assert_refused(run, "takes one band of stride 1", "attention.bands")
 
