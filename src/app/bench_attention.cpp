@@ -108,7 +108,7 @@ void run_bench_attention_cpu(const MpiSession& session, const Config& config) {
   const TimedRuns timed =
       time_on_cpu(session, bench.repeats, poison, [&] { attention_forward(setup.problem); });
   const double median = spread_over_ranks(session, timed.median_seconds).mean;
-  check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+  wait_for_all(session);
   const double matmul = spread_over_ranks(session, measure_matmul_rate(kRateSeconds)).mean;
   const double flops = 4.0 * static_cast<double>(bench.head_dim * bench.heads) *
                        static_cast<double>(visible_pairs(setup.problem));

@@ -208,7 +208,7 @@ void measure_gradient(const MpiSession& session, const Config::Bench& bench, cud
   const auto measure = [&](const NamedKernel& one, bool deterministic, const char* name) {
     const double error =
         spread_over_ranks(session, gradient.difference_from_portable(one.kernel, deterministic)).max;
-    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+    wait_for_all(session);
     const TimedRuns times =
         time_on_device(stream, bench.repeats, [&](int64_t) { gradient.run(one.kernel, deterministic); });
     measured.push_back({text(one.name, name), kGradientWork * forward_flops, times, error});
@@ -244,7 +244,7 @@ void run_bench_attention_cuda(const MpiSession& session, const Config& config) {
   const GpuRates before = measure_gpu_rates(*device);
   std::vector<Measured> measured;
   for (const NamedKernel& one : kernels) {
-    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+    wait_for_all(session);
     const TimedRuns times = time_on_device(device->compute(), bench.repeats, [&](int64_t run) {
       attention_forward(device->compute(), setup->problem(run), one.kernel);
     });

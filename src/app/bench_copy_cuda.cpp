@@ -106,7 +106,7 @@ void run_bench_copy_cuda(const MpiSession& session, const Config& config) {
                "poisoning");
     std::fill(arrays.pinned_to.span().begin(), arrays.pinned_to.span().end(), BFloat16{0xffff});
     device->synchronize();
-    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+    wait_for_all(session);
     const TimedRuns time = time_on_device(stream, config.bench.repeats, kind.copy);
     right = right && kind.right();
     const double median = spread_over_ranks(session, time.median_seconds).mean;

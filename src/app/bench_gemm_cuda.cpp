@@ -180,7 +180,7 @@ void run_bench_gemm_cuda(const MpiSession& session, const Config& config) {
       one = std::make_unique<ProductBench>(*device, matmul, product);
     });
     for (const Operands operands : chosen_operands(config, device->info())) {
-      check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+      wait_for_all(session);
       TimedRuns time;
       session.together([&] { time = one->time(operands, config.bench.repeats); });  // fp8 may not be possible
       results.push_back({product, operands, time, one->error(operands)});

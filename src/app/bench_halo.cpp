@@ -9,6 +9,7 @@
 #include "app/timed_runs.hpp"
 #include "comm/message_parts.hpp"
 #include "core/error.hpp"
+#include "core/waiting.hpp"
 #include "device/host_buffer.hpp"
 
 namespace longhalo {
@@ -31,7 +32,7 @@ std::vector<int64_t> message_sizes(int64_t most) {
 
 // Seconds of one exchange, of the slowest rank.
 double seconds_of(const MpiSession& session, const HaloWay& way, int64_t bytes, int64_t turns) {
-  check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+  wait_for_all(session);
   const Stopwatch watch;
   way.exchange(bytes, turns);
   return spread_over_ranks(session, watch.seconds()).max / static_cast<double>(turns);
@@ -114,6 +115,7 @@ void run_bench_halo_cpu(const MpiSession& session, const Config& config) {
   const HaloWay way{
       "mpi, host memory",
       [&](int64_t bytes, int64_t turns) {
+        const Waiting waiting("halos of neighbours");
         for (int64_t turn = 0; turn < turns; ++turn) {
           const HaloTurn peers = halo_turn(session, turn);
           std::vector<MPI_Request> requests;

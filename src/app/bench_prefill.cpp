@@ -117,7 +117,7 @@ Measured measure(const MpiSession& session, const Config& config, Engine& engine
   for (int64_t repeat = 0; repeat < config.bench.repeats; ++repeat) {
     const std::unique_ptr<Reading> reading = engine.read(shards, measured.plan.tile);
     Progress progress("prefill", tokens, ProgressUnit::kTokens, progress_options(session, config));
-    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+    wait_for_all(session);
     const Stopwatch watch;
     reading->prefill(document, KeepContext::kNo, [&](int64_t done, int64_t total) {
       progress.set(static_cast<int64_t>(static_cast<double>(tokens) * static_cast<double>(done) /

@@ -13,6 +13,7 @@
 #include "core/clock.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "kernels/matmul/matmul.hpp"
 #include "model/prefill.hpp"
 #include "model/trainer.hpp"
@@ -62,6 +63,7 @@ void add_over_ranks(const MpiSession& session, const std::vector<Parameter>& gra
   for (const Parameter& gradient : gradients)
     for (size_t at = 0; at < gradient.values.size(); at += kMost) {
       const std::span<float> part = gradient.values.subspan(at, std::min(kMost, gradient.values.size() - at));
+      const Waiting waiting("a sum of gradients");
       check_mpi(MPI_Allreduce(MPI_IN_PLACE, part.data(), static_cast<int>(part.size()), MPI_FLOAT, MPI_SUM,
                               session.comm()),
                 "MPI_Allreduce");
@@ -106,7 +108,7 @@ struct Measured {
 };
 
 double matmul_rate(const MpiSession& session) {
-  check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+  wait_for_all(session);
   return spread_over_ranks(session, measure_matmul_rate(1)).mean * session.ranks();
 }
 
@@ -144,7 +146,7 @@ Measured measure(const MpiSession& session, const Config& config, const Training
   for (int64_t repeat = 0; repeat <= config.bench.repeats; ++repeat) {
     if (repeat == 1) before_rate = matmul_rate(session);
     const StepTimes before = trainer.times();
-    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+    wait_for_all(session);
     const Stopwatch watch;
     measured.result = trainer.step(repeat + 1, std::vector{sequence.view()});
     const double seconds = spread_over_ranks(session, watch.seconds()).max;

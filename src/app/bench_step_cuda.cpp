@@ -102,7 +102,7 @@ void run_bench_step_cuda(const MpiSession& session, const Config& config) {
   for (int64_t repeat = 0; repeat <= config.bench.repeats; ++repeat) {
     const StepResult last = measured.result;
     measured.before = engine->times();
-    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+    wait_for_all(session);
     const Stopwatch watch;
     measured.result = engine->step(repeat + 1, std::vector{sequence.view()});
     device.synchronize();

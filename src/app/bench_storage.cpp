@@ -181,7 +181,7 @@ void take_turn(const MpiSession& session, const DiskStoreOptions& options, const
     put_all(*store, contents);
   });
   for (int kind = 0; kind < kKinds; ++kind) {
-    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+    wait_for_all(session);
     const Stopwatch watch;
     session.together([&] {
       if (kind == kRawWrite) raw->write(contents);

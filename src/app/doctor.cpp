@@ -21,6 +21,7 @@
 #include "app/model_setup.hpp"
 #include "app/training_setup.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "storage/atomic_file.hpp"
 #include "telemetry/run_log.hpp"
 
@@ -108,6 +109,7 @@ class Doctor {
       add(failed_check("matrix products", Scope::kRank, error));
     }
     std::vector<double> all(hosts_.size());
+    const Waiting waiting("the rates of all ranks");
     check_mpi(MPI_Allgather(&own, 1, MPI_DOUBLE, all.data(), 1, MPI_DOUBLE, session_.comm()),
               "MPI_Allgather");
     if (session_.is_root()) append(findings_, rate_findings(all, hosts_));
@@ -175,8 +177,8 @@ class Doctor {
       out << "\nhalos between ranks: GB/s above the diagonal, microseconds below it\n"
           << matrix_text(pairs_, session_.ranks(), options_.halo_bytes);
     out << "\ndoctor: " << (worst == Verdict::kFail ? "fail" : "pass") << " (" << count(Verdict::kFail)
-        << " failed, " << count(Verdict::kWarn) << " warnings, " << count(Verdict::kPass) << " passed, "
-        << count(Verdict::kSkipped) << " skipped)\n";
+        << " failed, " << count(Verdict::kWarn) << (count(Verdict::kWarn) == 1 ? " warning, " : " warnings, ")
+        << count(Verdict::kPass) << " passed, " << count(Verdict::kSkipped) << " skipped)\n";
     print_text(out.str());
     if (options_.json.empty()) return;
     nlohmann::json json = {{"doctor", worst == Verdict::kFail ? "fail" : "pass"},

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 
 namespace longhalo {
 
@@ -46,6 +47,7 @@ Finding cores_of_host(const MpiSession& session, const std::vector<std::string>&
   cpu_set_t* set = reinterpret_cast<cpu_set_t*>(own.allowed.data());
   if (::sched_getaffinity(0, sizeof own.allowed, set) != 0) own.allowed = {};
   std::vector<RankCores> all(hosts.size());
+  const Waiting waiting("the cores of all ranks");
   check_mpi(MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, session.comm()),
             "MPI_Allgather");
   std::vector<RankCores> of_host;

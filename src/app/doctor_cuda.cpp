@@ -12,6 +12,7 @@
 #include "app/gpu_rates.hpp"
 #include "comm/transport.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "device/cuda_check.hpp"
 #include "device/device_buffer.hpp"
 
@@ -53,6 +54,7 @@ std::vector<std::string> gpus_of_host(const MpiSession& session, const std::stri
   std::array<char, kLength> own{};
   uuid.copy(own.data(), kLength - 1);
   std::vector<char> all(kLength * static_cast<size_t>(session.ranks()));
+  const Waiting waiting("the GPUs of all ranks");
   check_mpi(MPI_Allgather(own.data(), kLength, MPI_CHAR, all.data(), kLength, MPI_CHAR, session.comm()),
             "MPI_Allgather");
   const std::vector<std::string> hosts = session.hosts();

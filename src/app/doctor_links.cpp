@@ -11,6 +11,7 @@
 #include "comm/message_parts.hpp"
 #include "core/clock.hpp"
 #include "core/text.hpp"
+#include "core/waiting.hpp"
 #include "device/host_buffer.hpp"
 
 namespace longhalo {
@@ -129,6 +130,7 @@ PairWay host_pair_way(const MpiSession& session, int64_t most) {
   return {
       "MPI, host memory",
       [memory, comm](int peer, int64_t bytes, int64_t turns) {
+        const Waiting waiting("halos of a pair", {&peer, 1});
         for (int64_t turn = 0; turn < turns; ++turn) {
           std::vector<MPI_Request> requests;
           for_each_message(memory->received.data(), bytes, [&](uint8_t* part, int count) {
@@ -163,7 +165,7 @@ std::vector<PairTime> measure_pairs(const MpiSession& session, const PairWay& wa
   std::vector<PairTime> pairs = pairs_to_measure(session.ranks());
   std::vector<double> worst;  // three numbers a pair
   for (PairTime& pair : pairs) {
-    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");  // a pair has the network for itself
+    wait_for_all(session);  // a pair has the network for itself
     if (session.rank() == pair.first || session.rank() == pair.second) {
       begins(text("halos between ranks ", pair.first, " and ", pair.second));
       const int peer = session.rank() == pair.first ? pair.second : pair.first;
@@ -176,6 +178,7 @@ std::vector<PairTime> measure_pairs(const MpiSession& session, const PairWay& wa
     worst.insert(worst.end(), {pair.seconds, pair.latency_seconds, pair.right ? 0.0 : 1.0});
   }
   if (worst.empty()) return pairs;
+  const Waiting waiting("the times of all pairs");
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, worst.data(), static_cast<int>(worst.size()), MPI_DOUBLE, MPI_MAX,
                           session.comm()),
             "MPI_Allreduce");

@@ -105,7 +105,7 @@ double work_of_shard(const ModelConfig& config, const AttentionPattern& pattern,
 }
 
 MatmulRates measured_matmul_rates(const MpiSession& session, Engine& engine) {
-  check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+  wait_for_all(session);
   MatmulRates own;
   session.together([&] { own = engine.measure_rates(0.5); });
   return {spread_over_ranks(session, own.products).mean * session.ranks(),

@@ -34,7 +34,7 @@ TimedRuns time_on_cpu(const MpiSession& session, int64_t repeats, const Prepare&
   std::vector<double> samples;
   for (int64_t repeat = 0; repeat <= repeats; ++repeat) {
     prepare();
-    check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+    wait_for_all(session);
     const Stopwatch watch;
     work();
     if (repeat > 0) samples.push_back(watch.seconds());

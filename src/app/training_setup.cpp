@@ -75,7 +75,7 @@ TrainingPlan plan_training_job(const MpiSession& session, const Config& config, 
     if (checkpoints == Checkpoints::kNo) memory.host_fixed.clear();
     return memory;
   };
-  check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
+  wait_for_all(session);
   double own_rate = 0;
   session.together([&] { own_rate = engine.measure_matmul_rate(0.5); });
   const double rate = spread_over_ranks(session, own_rate).mean * session.ranks();

@@ -43,10 +43,12 @@ MpiSession::MpiSession(int* argc, char*** argv) : owns_mpi_(true) {
 }
 
 MpiSession::MpiSession(MPI_Comm parent) {
+  const Waiting waiting("a session of its own");
   join(parent);
 }
 
 void MpiSession::join(MPI_Comm parent) {
+  // Waiting: both constructors have one.
   check_mpi(MPI_Comm_dup(parent, &comm_), "MPI_Comm_dup");
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
@@ -152,6 +154,12 @@ void MpiSession::abort(ExitCode exit_code) const {
   const Waiting waiting("the end of all ranks");
   MPI_Abort(comm_, static_cast<int>(exit_code));
   std::_Exit(static_cast<int>(exit_code));  // MPI_Abort does not return; this keeps the promise if it did
+}
+
+void wait_for_all(const MpiSession& session) {
+  session.expect_same("a wait for all");
+  const Waiting waiting("a wait for all");
+  check_mpi(MPI_Barrier(session.comm()), "MPI_Barrier");
 }
 
 void broadcast_bytes(const MpiSession& session, void* data, int64_t bytes, int root) {

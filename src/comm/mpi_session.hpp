@@ -84,6 +84,9 @@ class MpiSession {
 /// Throws InvariantError with MPI's own words unless `code` is MPI_SUCCESS.
 void check_mpi(int code, const char* call);
 
+/// Returns when all ranks have come here. Collective.
+void wait_for_all(const MpiSession& session);
+
 /// `value` of rank 0 on every rank. Collective. Any length: messages over 1 GiB are split.
 void broadcast_bytes(const MpiSession& session, void* data, int64_t bytes, int root);
 std::string broadcast_text(const MpiSession& session, std::string value, int root = 0);

@@ -116,6 +116,7 @@ constexpr int kCrashed = -1;  // no MPI code: those are MPI_SUCCESS and positive
     return kCrashed;
   }
   in_trial = 1;
+  // Waiting: for nobody, the message is to itself.
   const int code = MPI_Sendrecv(source, bytes, MPI_BYTE, 0, kTag, target, bytes, MPI_BYTE, 0, kTag, self,
                                 MPI_STATUS_IGNORE);
   in_trial = 0;

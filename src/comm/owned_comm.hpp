@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/mpi_session.hpp"
+#include "core/waiting.hpp"
 
 namespace longhalo {
 
@@ -13,6 +14,7 @@ class OwnedComm {
  public:
   /// Collective over `parent`.
   explicit OwnedComm(MPI_Comm parent) {
+    const Waiting waiting("a communicator of its own");
     check_mpi(MPI_Comm_dup(parent, &comm_), "MPI_Comm_dup");
     check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }

@@ -91,6 +91,7 @@ int exchange_on_host(MPI_Comm comm, const std::vector<HostMessage>& sends,
     const int code = MPI_Isend(message.data, message.bytes, MPI_BYTE, message.peer, kTag, comm, &*request++);
     if (code != MPI_SUCCESS) return code;
   }
+  // Waiting: HostSteps has one around each step.
   for (MPI_Request& each : requests) {  // one by one: the code of a failure is then its own
     const int code = MPI_Wait(&each, MPI_STATUS_IGNORE);
     if (code != MPI_SUCCESS) return code;
@@ -265,6 +266,7 @@ void StagedTransport::all_gather(void* data, std::span<const ByteRange> parts, S
     steps_->queue(
         "an all-gather through the host",
         [comm = comm_.get(), host = lane.buffer.data(), counts, places] {
+          // Waiting: of HostSteps.
           return MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_BYTE, host, counts.data(), places.data(), MPI_BYTE,
                                 comm);
         },
@@ -287,6 +289,7 @@ void StagedTransport::broadcast(void* data, int64_t bytes, int root, StreamHandl
     steps_->queue(
         "a broadcast through the host",
         [comm = comm_.get(), host = lane.buffer.data(), count, root] {
+          // Waiting: of HostSteps.
           return MPI_Bcast(host, static_cast<int>(count), MPI_BYTE, root, comm);
         },
         lane.stream);
