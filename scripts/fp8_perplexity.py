@@ -86,10 +86,10 @@ def int8(x):
     return (x / scale).round() * scale
 
 
-def int8_rotated(x):
-    """In the coordinates of a Hadamard transform of blocks (the largest power of two that divides the width), which
-    spreads outliers; weights and activations rotated alike leave the product as it is."""
-    block = x.shape[-1] & -x.shape[-1]
+def int8_rotated(x, block=None):
+    """In the coordinates of a Hadamard transform of blocks (a power of two that divides the width, the largest unless
+    given), which spreads outliers; weights and activations rotated alike leave the product as it is."""
+    block = block or x.shape[-1] & -x.shape[-1]
     hadamard = torch.ones(1, 1)
     while len(hadamard) < block:
         hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
@@ -97,15 +97,23 @@ def int8_rotated(x):
     return (int8((x.unflatten(-1, (-1, block)) @ hadamard).flatten(-2)).unflatten(-1, (-1, block)) @ hadamard).flatten(-2)
 
 
-class Scheme:
-    """weights(kind, layer) and activations(kind, layer) give the rounding of a matrix and of what it is applied to."""
+def int8_rotated_64(x):
+    return int8_rotated(x, 64)
 
-    def __init__(self, weights=exact, activations=exact, chosen=lambda kind, layer, layers: True, stream=exact, smooth=None):
+
+class Scheme:
+    """`weights` and `activations` are the roundings of a matrix and of what it is applied to, where `chosen` says so;
+    elsewhere those of the scheme `others` hold, or none."""
+
+    def __init__(self, weights=exact, activations=exact, chosen=lambda kind, layer, layers: True, stream=exact, smooth=None,
+                 others=None):
         self.rounding = {"weights": weights, "activations": activations}
-        self.chosen, self.stream, self.smooth = chosen, stream, smooth
+        self.chosen, self.stream, self.smooth, self.others = chosen, stream, smooth, others
 
     def of(self, operand, kind, layer, layers):
-        return self.rounding[operand] if self.chosen(kind, layer, layers) else exact
+        if self.chosen(kind, layer, layers):
+            return self.rounding[operand]
+        return self.others.of(operand, kind, layer, layers) if self.others else exact
 
 
 def alone(wanted):
@@ -136,6 +144,10 @@ SCHEMES = {
     "weights of least error, only o": Scheme(e4m3_least_error, e4m3, alone("o")),
     "int8": Scheme(int8, int8),
     "int8, rotated": Scheme(int8_rotated, int8_rotated),
+    "int8, rotated by 64": Scheme(int8_rotated_64, int8_rotated_64),
+    **{f"int8, rotated by 64, {', '.join(kinds)} e4m3":
+       Scheme(int8_rotated_64, int8_rotated_64, without(*kinds), others=Scheme(e4m3_least_error, e4m3))
+       for kinds in (("q", "o"), ("q", "kv", "o"), ("down",))},
 }
 
 
