@@ -1,5 +1,6 @@
 #include "comm/nccl_communicator.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -82,11 +83,13 @@ NcclCommunicator::NcclCommunicator(const MpiSession& session, const ncclUniqueId
   check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  const Waiting waiting("NCCL's start");
+  const double patience = std::min(kInitSeconds, call_seconds());
   ncclResult_t result = ncclCommInitRankConfig(&comm_, session.ranks(), id, session.rank(), &config);
-  if (result == ncclInProgress) result = settled_state(comm_, kInitSeconds);
+  if (result == ncclInProgress) result = settled_state(comm_, patience);
   if (result == ncclSuccess) return;
-  const std::string words = result == ncclInProgress ? text("it was not ready within ", kInitSeconds, " s")
-                                                     : nccl_words(result, comm_);
+  const std::string words =
+      result == ncclInProgress ? text("it was not ready within ", patience, " s") : nccl_words(result, comm_);
   healthy_ = false;
   close();
   throw UserError(

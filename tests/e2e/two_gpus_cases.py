@@ -12,7 +12,7 @@ from device_cases import CUDA
 from harness import GONE_WITHIN_SECONDS
 from train_resume_cases import ResumingCase
 
-DEADLINE = 5
+DEADLINE = 10  # NCCL starts within it
 HUNG, STOPPED = 76, 75
 FAR = 100_000  # steps: more than any of these jobs takes before it is interrupted
 
