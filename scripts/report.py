@@ -49,22 +49,48 @@ EVENTS = {
     "stopped": lambda r: f"stopped on request after step {r['step']}",
 }
 
-
+# What code meets in records of another version, or damaged in a way that still is JSON.
+UNLIKE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # Numbers without which a record of this event shows nothing.
 NEEDED = {"step": ("step", "tokens_per_second", "seconds_per_step"), "validation": ("step",), "checkpoint": ("step",)}
 OF_DOCUMENT = ("prefill_tokens_per_second", "prefill_seconds")
+# What else is read of a record, where it is there: numbers, null where they are not finite, and groups of numbers or of
+# spreads over ranks.
+NUMBERS = {"step", "loss", "cross_entropy", "bits_per_byte", "mfu", "gradient_norm", "learning_rate", "waited_seconds", "seconds",
+           "peak_resident_bytes", "document_tokens", "predicted_tokens", "perplexity", "log_probability", "halo_bytes",
+           "landmark_bytes", "peak_memory_bytes", "peak_device_memory_bytes"}
+GROUPS = {"bytes", "bandwidth", "phases", "memory", "phase_seconds"}
+SPREAD = ("min", "mean", "max")
+
+
+def is_number(value):
+    """Whether arithmetic in double precision goes well with it; JSON's integers have no end."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not abs(value) > 1e100
+
+
+def has(numbers, keys):
+    return isinstance(numbers, dict) and all(is_number(numbers.get(key)) for key in keys)
+
+
+def is_sound(record):
+    """Whether what is read of a record is numbers where it has to be."""
+    for key, value in record.items():
+        if key in NUMBERS and not (value is None or is_number(value)):
+            return False
+        if key in GROUPS and not (isinstance(value, dict)
+                                  and all(is_number(part) or has(part, SPREAD) for part in value.values())):
+            return False
+    return True
 
 
 def is_whole(record):
     """Whether a line's value is a record of a job; other numbers may be missing, or null where they are not finite."""
-    def has(numbers, keys):
-        return isinstance(numbers, dict) and all(isinstance(numbers.get(key), (int, float)) for key in keys)
-
-    if not isinstance(record, dict):
+    if not (isinstance(record, dict) and is_sound(record)):
         return False
     if "document" in record or "event" not in record:
-        return isinstance(record.get("document"), str) and has(record.get("figures"), OF_DOCUMENT)
-    return has(record, NEEDED.get(record["event"], ()))
+        figures = record.get("figures")
+        return isinstance(record.get("document"), str) and has(figures, OF_DOCUMENT) and is_sound(figures)
+    return isinstance(record["event"], str) and has(record, NEEDED.get(record["event"], ()))
 
 
 def read_lines(file):
@@ -80,7 +106,7 @@ def read_lines(file):
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # no JSON, or nested without end
             damaged += number < len(lines)
             continue
         if is_whole(record):
@@ -127,7 +153,7 @@ class JobFolder:
             if event in EVENTS:
                 try:
                     list_.append((step, event.replace("_", " "), EVENTS[event](record)))
-                except KeyError:  # of another version
+                except UNLIKE:  # of another version
                     list_.append((step, event.replace("_", " "), json.dumps(record)))
         return list_
 
@@ -184,6 +210,15 @@ def settings(job):
     return [(name, value) for name, value in rows if value not in (None, "", [])]
 
 
+def attempted(what, make, otherwise):
+    """make(), or `otherwise` with a warning: records that fit one part of the page do not take the others with them."""
+    try:
+        return make()
+    except UNLIKE as error:
+        sys.stderr.write(f"report: warning: {what} left out, for the records have another form: {error!r}\n")
+        return otherwise
+
+
 def embedded(figure):
     """The figure as a data URI."""
     data = io.BytesIO()
@@ -196,7 +231,8 @@ def page(job):
     parts = [f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{html.escape(title)}</title>",
              f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1>",
              f"<p class=where>{html.escape(str(job.folder.resolve()))}</p><div class=cards>"]
-    parts += [f"<div class=card><b>{html.escape(v)}</b><span>{html.escape(w)}</span></div>" for v, w in cards(job)]
+    parts += [f"<div class=card><b>{html.escape(v)}</b><span>{html.escape(w)}</span></div>"
+              for v, w in attempted("the figures at the top are", lambda: cards(job), [])]
     parts.append("</div>")
     happened = job.happened()
     if happened:
@@ -204,12 +240,14 @@ def page(job):
         parts += ["<tr>" + "".join(f"<td>{html.escape('' if x is None else str(x))}</td>" for x in row) + "</tr>"
                   for row in happened]
         parts.append("</table>")
-    for plot in report_plots.plots(job):
-        figure = report_plots.draw(plot)
-        parts.append(f"<h2>{html.escape(plot.title)}</h2><figure><img alt=\"{html.escape(plot.title)}\" "
-                     f"src=\"{embedded(figure)}\"><figcaption>{html.escape(plot.caption)}</figcaption></figure>")
+    for plot in attempted("plots are", lambda: report_plots.plots(job), []):
+        picture = attempted(f"the plot '{plot.title}' is", lambda: embedded(report_plots.draw(plot)), None)
+        if picture:
+            parts.append(f"<h2>{html.escape(plot.title)}</h2><figure><img alt=\"{html.escape(plot.title)}\" "
+                         f"src=\"{picture}\"><figcaption>{html.escape(plot.caption)}</figcaption></figure>")
     parts.append("<h2>Settings</h2><table>")
-    parts += [f"<tr><th>{html.escape(str(n))}</th><td>{html.escape(str(v))}</td></tr>" for n, v in settings(job)]
+    parts += [f"<tr><th>{html.escape(str(n))}</th><td>{html.escape(str(v))}</td></tr>"
+              for n, v in attempted("settings are", lambda: settings(job), [])]
     parts.append("</table><details><summary>Effective config</summary><pre>"
                  + html.escape(json.dumps(job.header.get("config", {}), indent=1)) + "</pre></details></body></html>\n")
     return "".join(parts)

@@ -287,9 +287,15 @@ def _scores(job):
         if record.get("task") != "score" or not record.get("arrays"):
             continue
         try:
-            with h5py.File(job.folder / record["arrays"]) as file:
-                found[record["document"]] = file["scores"][:].astype(float)
-        except (OSError, KeyError):  # removed, or of a job that is writing it now
+            arrays = (job.folder / record["arrays"]).resolve()
+            # Records may come from anybody: nothing but files of the job is opened, and no pipe, which has no end.
+            if not (arrays.is_relative_to(job.folder.resolve()) and arrays.is_file()):
+                continue
+            with h5py.File(arrays) as file:
+                scores = file["scores"][:].astype(float)
+            if scores.ndim == 1 and len(scores):
+                found[record["document"]] = scores
+        except (OSError, KeyError, TypeError, ValueError):  # removed, or of a job that is writing it now
             continue
     return {name: scores for name, scores in found.items() if np.isfinite(scores).any()}
 

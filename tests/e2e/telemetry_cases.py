@@ -13,6 +13,9 @@ import sys
 import time
 import unittest
 
+import h5py
+import numpy as np
+
 import tiny_model
 from harness import SOURCE
 from train_cases import TrainingCase
@@ -283,6 +286,39 @@ class Report(TelemetryCase):
         (folder / "metrics.jsonl").write_text('{"event": "run", "command": "train"}\n')
         done = self.report(folder, "--picture", self.dir / "none.png")
         self.assertEqual((done.returncode, done.stderr.splitlines()[0]), (2, "report: there are no plots for a picture yet"))
+
+    def test_records_of_another_form(self):
+        """JSON whose numbers are none, too large or nested without end: the page shows what can be shown."""
+        folder = self.dir / "run"
+        (folder / "arrays").mkdir(parents=True)
+        step = {"event": "step", "step": 1, "loss": 2.0, "tokens_per_second": 10.0, "seconds_per_step": 2.0}
+        (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in (
+            *(json.dumps({**step, **other}) for other in (
+                {}, {"step": 2, "memory": {"peak_resident": 5}}, {"loss": "x"}, {"bytes": []}, {"event": []}, {"step": 10**400},
+                {"phases": {"forward": {"min": 1}}})),
+            "[" * 100000, json.dumps({"event": "straggler", "rank": 1, "host": "node7", "slow": True, "ratio": None}))))
+        done = self.report(folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("metrics.jsonl: 6 damaged lines are left out", done.stderr)
+        self.assertIn("the plot 'Memory' is left out", done.stderr)
+        page = (folder / "report.html").read_text()
+        self.assertIn("<h2>Loss</h2>", page)
+        self.assertNotIn("<h2>Memory</h2>", page)
+        self.assertIn("node7", page)
+        (folder / "metrics.jsonl").unlink()
+        # Arrays that are a pipe, or lie elsewhere, are not opened.
+        elsewhere = self.dir / "scores.h5"
+        with h5py.File(elsewhere, "w") as file:
+            file["scores"] = np.full(64, -1.0)
+        os.mkfifo(folder / "arrays" / "pipe.h5")
+        figures = {"prefill_tokens_per_second": 10.0, "prefill_seconds": 2.0}
+        (folder / "results.jsonl").write_text("".join(
+            json.dumps({"document": name, "task": "score", "arrays": arrays, "figures": figures}) + "\n"
+            for name, arrays in (("a", "arrays/pipe.h5"), ("b", str(elsewhere)), ("c", "../scores.h5"), ("d", 5))))
+        self.assertNotIn("Perplexity by position", self.page(folder, "Speed"))
+        shutil.copy(elsewhere, folder / "arrays" / "pipe.h5.whole")
+        os.replace(folder / "arrays" / "pipe.h5.whole", folder / "arrays" / "pipe.h5")
+        self.page(folder, "Perplexity by position", "Speed")
 
     def test_inference(self):
         self.succeed(self.config(input={"documents": [str(self.document), str(self.write("b.txt", tiny_model.document(80)))]}))
