@@ -5,22 +5,22 @@
 #include <csignal>
 #include <exception>
 
-#include "app/bench.hpp"
-#include "app/command_line.hpp"
-#include "app/doctor.hpp"
-#include "app/doctor_launch.hpp"
 #include "app/infer.hpp"
-#include "app/job_config.hpp"
 #include "app/signals.hpp"
 #include "app/tokenize.hpp"
 #include "app/train.hpp"
 #include "app/training_setup.hpp"
+#include "bench/bench.hpp"
 #include "comm/job_hosts.hpp"
 #include "comm/mpi_session.hpp"
 #include "comm/watchdog.hpp"
+#include "command_line/command_line.hpp"
+#include "command_line/job_config.hpp"
 #include "core/error.hpp"
 #include "core/log.hpp"
 #include "core/waiting.hpp"
+#include "doctor/doctor.hpp"
+#include "doctor/doctor_launch.hpp"
 #include "storage/posix.hpp"
 
 namespace longhalo {

@@ -9,10 +9,10 @@
 
 #include "app/agreed_model.hpp"
 #include "app/continued_metrics.hpp"
-#include "app/doctor_disks.hpp"
 #include "app/engine_setup.hpp"
 #include "app/job_log.hpp"
 #include "app/model_setup.hpp"
+#include "app/shared_folder.hpp"
 #include "app/signals.hpp"
 #include "app/step_figures.hpp"
 #include "app/training_checkpoints.hpp"
@@ -171,11 +171,10 @@ void TrainJob::prepare_output() {
                       "remove it, or choose another output.directory");
   });
   // Every rank writes its part of a checkpoint there; the first of those may be hours away.
-  const std::vector<Finding> seen = shared_folder_finding(session_, folder);
+  const std::optional<SharedFolder> seen = look_at_shared_folder(session_, folder);
   session_.together([&] {
-    for (const Finding& row : seen)
-      if (row.verdict == Verdict::kFail)
-        throw UserError(row.found, folder.string(), row.remedy + start_of_relative(folder));
+    if (seen && !seen->fault.empty())
+      throw UserError(seen->fault, folder.string(), seen->remedy + start_of_relative(folder));
   });
   checkpoints_ =
       std::make_unique<TrainingCheckpoints>(session_, folder, static_cast<int>(train_.checkpoint_keep));

@@ -2,9 +2,9 @@
 
 #include <cstdlib>
 
-#include "app/bench.hpp"
 #include "app/engine_setup.hpp"
 #include "app/model_setup.hpp"
+#include "core/log.hpp"
 #include "core/text.hpp"
 #include "device/available_memory.hpp"
 #include "storage/disk_activation_store.hpp"

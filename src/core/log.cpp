@@ -5,7 +5,9 @@
 
 #include <atomic>
 #include <ctime>
+#include <iostream>
 
+#include "core/error.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
@@ -44,6 +46,12 @@ void log_warning(std::string_view message) {
 }
 void log_error(std::string_view message) {
   write_line(LogLevel::kError, " error:", message);
+}
+
+void print_text(std::string_view text) {
+  if (!(std::cout << text << std::flush))
+    throw UserError("standard output cannot be written", "the output of this command",
+                    "free space where it is directed to, or direct it elsewhere");
 }
 
 void claim_standard_streams() {

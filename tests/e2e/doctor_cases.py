@@ -38,7 +38,7 @@ class Doctor(Case):
                 self.assertTrue(row["remedy"] and row["remedy"] in run.out, row)
         self.assertEqual(report["doctor"], "fail" if code else "pass")
         self.assertIn(f"\ndoctor: {report['doctor']} (", run.out)
-        self.assertEqual([name for name in os.listdir(self.dir) if "longhalo-doctor" in name], [], "files are left")
+        self.assertEqual([name for name in os.listdir(self.dir) if ".longhalo-" in name], [], "files are left")
         return report, run
 
     def rows(self, report, check):

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "app/doctor_gpus.hpp"
+#include "doctor/doctor_gpus.hpp"
 
 namespace longhalo {
 namespace {

@@ -1,12 +1,12 @@
 // How the doctor judges what it finds, each check with what is well and what is not; the reading of files and
 // of NVML with stand-ins.
-#include "app/doctor_cores.hpp"
-#include "app/doctor_disks.hpp"
-#include "app/doctor_launch.hpp"
-#include "app/doctor_links.hpp"
-#include "app/doctor_ports.hpp"
-#include "app/doctor_rdma.hpp"
-#include "app/doctor_report.hpp"
+#include "doctor/doctor_cores.hpp"
+#include "doctor/doctor_disks.hpp"
+#include "doctor/doctor_launch.hpp"
+#include "doctor/doctor_links.hpp"
+#include "doctor/doctor_ports.hpp"
+#include "doctor/doctor_rdma.hpp"
+#include "doctor/doctor_report.hpp"
 
 #include <gtest/gtest.h>
 #include <linux/magic.h>
@@ -17,7 +17,7 @@
 #include <fstream>
 #include <set>
 
-#include "app/doctor_device.hpp"
+#include "doctor/doctor_device.hpp"
 
 namespace longhalo {
 namespace {

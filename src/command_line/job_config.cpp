@@ -1,0 +1,28 @@
+#include "command_line/job_config.hpp"
+
+#include <exception>
+#include <filesystem>
+
+namespace longhalo {
+
+Config shared_config(const MpiSession& session, const CommandLine& command) {
+  std::string yaml;
+  session.together([&] {
+    if (session.is_root()) yaml = dump_yaml(load_config(command.subcommand, command.sources));
+  });
+  yaml = broadcast_text(session, yaml);
+  return load_config_text(command.subcommand, yaml, "the effective config");
+}
+
+double deadline_before_start(const CommandLine& command) {
+  std::error_code ignored;
+  if (command.sources.file && !std::filesystem::is_regular_file(*command.sources.file, ignored))
+    return Config().run.deadline_seconds;  // a pipe is read once, by rank 0
+  try {
+    return load_config(command.subcommand, command.sources).run.deadline_seconds;
+  } catch (const std::exception&) {
+    return Config().run.deadline_seconds;
+  }
+}
+
+}  // namespace longhalo
