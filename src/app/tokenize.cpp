@@ -90,13 +90,7 @@ void decode(const TokenizeOptions& options, const Tokenizer& tokenizer) {
   const std::vector<fs::path> files = output_files(tokens, folder);
   for (const fs::path& file : files)
     refuse_existing(file, options.if_exists);
-  refuse_shared_link(folder);
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) {
-    throw UserError(text("the output folder cannot be made: ", error.message()), folder.string(),
-                    "choose another output folder");
-  }
+  make_directory(folder, "the output folder", "choose another output folder");
   remove_abandoned_temporaries(folder, Abandoned::kWriterGone);
   int64_t total_tokens = 0;
   for (int64_t i = 0; i < tokens.documents(); ++i)

@@ -159,13 +159,10 @@ void TrainJob::prepare_output() {
   session_.together([&] {
     if (!session_.is_root()) return;
     refuse_earlier_run();
-    std::error_code error;
-    std::filesystem::create_directories(folder, error);
-    if (error)
-      throw UserError(text("the output folder cannot be made: ", error.message()), folder.string(),
-                      "choose another output.directory");
+    make_directory(folder, "the output folder", "choose another output.directory");
     // It is written last, when it is late to hear of it.
     const std::filesystem::path model = folder / "model";
+    std::error_code error;
     if (std::filesystem::exists(model, error) && !std::filesystem::is_directory(model, error))
       throw UserError("the trained model gets a folder of this name, and a file has it", model.string(),
                       "remove it, or choose another output.directory");

@@ -100,4 +100,15 @@ void refuse_shared_link(const fs::path& path) {
   }
 }
 
+void make_directory(const fs::path& directory, std::string_view what, std::string_view remedy) {
+  refuse_shared_link(directory);
+  std::error_code error, ignored;
+  fs::create_directories(directory, error);
+  if (fs::is_directory(directory, ignored)) return;
+  throw UserError(
+      text(what, " cannot be made: ",
+           fs::exists(directory, ignored) ? "a file of that name is in its place" : error.message()),
+      directory.string(), std::string(remedy));
+}
+
 }  // namespace longhalo

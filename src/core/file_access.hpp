@@ -25,4 +25,8 @@ std::string read_json_text(const std::filesystem::path& file, int64_t most_bytes
 /// a file or folder is made at `path`.
 void refuse_shared_link(const std::filesystem::path& path);
 
+/// Makes a folder and what is missing above it, through no such link. Throws UserError: `what` ("the output
+/// folder") cannot be made, and `remedy`.
+void make_directory(const std::filesystem::path& directory, std::string_view what, std::string_view remedy);
+
 }  // namespace longhalo

@@ -151,12 +151,7 @@ std::vector<std::pair<std::string, std::string>> model_files(const ModelConfig& 
 
 void save_model(const std::vector<NamedTensor>& tensors, const HostBytes& host_bytes,
                 const std::vector<std::pair<std::string, std::string>>& beside, const fs::path& directory) {
-  refuse_shared_link(directory);
-  std::error_code error;
-  fs::create_directories(directory, error);
-  if (error)
-    throw UserError(text("the folder cannot be made: ", error.message()), directory.string(),
-                    "choose another output.directory");
+  make_directory(directory, "the model's folder", "choose another output.directory");
   remove_abandoned_temporaries(directory, Abandoned::kWriterGone);
   // One file, whatever its size: it replaces the one before in a single rename.
   const std::vector<WeightFile> files = plan_weight_files(tensors, std::numeric_limits<int64_t>::max());
@@ -170,7 +165,8 @@ void save_model(const std::vector<NamedTensor>& tensors, const HostBytes& host_b
   const auto remove_other = [&](const char* name) {
     const bool is_ours =
         std::any_of(beside.begin(), beside.end(), [&](const auto& file) { return file.first == name; });
-    if (!is_ours) fs::remove(directory / name, error);
+    std::error_code ignored;
+    if (!is_ours) fs::remove(directory / name, ignored);
   };
   for (const char* name : kCompanions)
     remove_other(name);

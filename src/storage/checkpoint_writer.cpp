@@ -16,21 +16,12 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 namespace {
 
+constexpr std::string_view kWhat = "the folder for checkpoints", kRemedy = "choose another output folder";
+
 std::string optimizer_name(int rank, int ranks) {
   char name[64];
   std::snprintf(name, sizeof name, "optimizer_%05d_of_%05d.h5", rank + 1, ranks);
   return name;
-}
-
-void make_directory(const fs::path& directory) {
-  refuse_shared_link(directory);
-  std::error_code error;
-  fs::create_directories(directory, error);
-  std::error_code ignored;
-  if (fs::is_directory(directory, ignored)) return;
-  throw UserError(text("the folder for checkpoints cannot be made: ",
-                       error ? error.message() : "a file of that name is in its place"),
-                  directory.string(), "choose another output folder");
 }
 
 }  // namespace
@@ -40,7 +31,7 @@ CheckpointWriter::CheckpointWriter(fs::path directory, RankAgreement ranks, Chec
   check(options_.keep >= 2, "two checkpoints are kept at least");
   ranks_.together([&] {
     if (!ranks_.is_root()) return;
-    make_directory(directory_);
+    make_directory(directory_, kWhat, kRemedy);
     lock_.emplace(directory_);
     remove_uncommitted(directory_);
   });
@@ -61,13 +52,13 @@ void CheckpointWriter::start(CheckpointContents contents) {
   const fs::path folder = directory_ / checkpoint_name(contents.step);
   ranks_.together([&] {
     if (!ranks_.is_root()) return;
-    make_directory(directory_);  // someone may have removed it
+    make_directory(directory_, kWhat, kRemedy);  // someone may have removed it
     const int64_t total =
         std::accumulate(needs.begin(), needs.end(), int64_t{0},
                         [](int64_t sum, const std::string& need) { return sum + std::stoll(need); });
     make_way(folder);
     require_space(folder, total);
-    make_directory(folder);
+    make_directory(folder, kWhat, kRemedy);
     sync_directory(directory_);
   });
   folder_ = folder;

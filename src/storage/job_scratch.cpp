@@ -38,17 +38,6 @@ std::string plain(std::string_view name) {
   return result;
 }
 
-void make_directory(const fs::path& directory) {
-  refuse_shared_link(directory);
-  std::error_code error;
-  fs::create_directories(directory, error);
-  std::error_code ignored;
-  if (fs::is_directory(directory, ignored)) return;
-  throw UserError(text("the folder for activations cannot be made: ",
-                       error ? error.message() : "a file of that name is in its place"),
-                  directory.string(), "set activations.directory to a folder on node-local scratch");
-}
-
 // Making a folder and locking it takes two calls; while another process looks for dead folders it must not
 // see one between them. Returns no descriptor where the file system knows no locks. Every user has a lock of
 // his own: he could not remove the folders of others anyway.
@@ -121,7 +110,8 @@ void remove_dead(const fs::path& directory) {
 
 JobScratch::JobScratch(const fs::path& directory, std::string_view job, int rank) {
   static std::atomic<int> counter{0};
-  make_directory(directory);
+  make_directory(directory, "the folder for activations",
+                 "set activations.directory to a folder on node-local scratch");
   const FileDescriptor directory_lock = lock_directory(directory);
   if (directory_lock.is_open()) remove_dead(directory);
   path_ = directory /

@@ -26,6 +26,9 @@ constexpr double kRewriteEvery = 10;
 constexpr size_t kCopyBlockBytes = size_t{1} << 20;
 constexpr int64_t kProbeBytes = 4096;
 
+constexpr std::string_view kWhat = "the output folder";
+constexpr std::string_view kRemedy = "choose another output folder, or remove what is in the way";
+
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
@@ -61,18 +64,6 @@ std::string arrays_name(std::string_view document) {
   return text(name, "-", digits, ".h5");
 }
 
-void make_directory(const fs::path& directory) {
-  refuse_shared_link(directory);
-  std::error_code error;
-  fs::create_directories(directory, error);
-  std::error_code ignored;
-  if (fs::is_directory(directory, ignored)) return;
-  throw UserError(
-      text("the output folder cannot be made: ",
-           fs::exists(directory, ignored) ? "a file of that name is in its place" : error.message()),
-      directory.string(), "choose another output folder, or remove what is in the way");
-}
-
 uint64_t checksum_of(const FileDescriptor& descriptor, int64_t bytes, const fs::path& file) {
   std::vector<std::byte> block(std::min(kCopyBlockBytes, static_cast<size_t>(bytes)));
   Checksum64 checksum;
@@ -101,7 +92,7 @@ ResultKey ResultKey::of(const json& record) {
 
 ResultWriter::ResultWriter(const fs::path& directory, IfResultsExist if_exist, Settings settings)
     : directory_(directory), settings_(std::move(settings)), records_file_(directory / "results.jsonl") {
-  make_directory(directory_);
+  make_directory(directory_, kWhat, kRemedy);
   lock_.emplace(directory_);
   probe();
   std::error_code ignored;
@@ -202,7 +193,7 @@ std::string ResultWriter::write_arrays(std::string_view document, const Document
   }
   writer.verify();
   move_old_results_aside();
-  make_directory(directory_ / "arrays");
+  make_directory(directory_ / "arrays", kWhat, kRemedy);
   writer.commit_to(directory_ / "arrays" / name);
   return "arrays/" + name;
 }

@@ -54,8 +54,8 @@ def shape(**sizes):
     return [word for key, value in sizes.items() for word in ("--set", f"model.shape.{key}={value}")]
 
 
-class InferGpu(Case):
-    """On the GPU, which two ranks share: the same job on the CPU is the judge."""
+class OneGpu:
+    """What cases have that run on one GPU; they are skipped where there is none."""
 
     ONE_GPU = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
     SHAPE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "vocab_size": tiny_model.VOCABULARY}
@@ -67,6 +67,10 @@ class InferGpu(Case):
         reason = re.search(r"there is no GPU\n  where:  (.*)", trial.err)
         if reason:
             self.skipTest(f"no GPU: {reason.group(1)}")
+
+
+class InferGpu(OneGpu, Case):
+    """On the GPU, which two ranks share: the same job on the CPU is the judge."""
 
     def on_gpu(self, config, *more, ranks=2):
         run = self.infer(config, *CUDA, "--set", "run.share_gpus=true", *more, ranks=ranks, environment=self.ONE_GPU,

@@ -1,12 +1,8 @@
 """longhalo train on GPUs: the same job on the CPU is the judge, and checkpoints go from one to the other."""
 
-import os
-import re
 import shutil
 
-import tiny_model
-from device_cases import CUDA
-from harness import Run
+from device_cases import CUDA, OneGpu
 from train_resume_cases import EXACT, ResumingCase
 
 try:
@@ -16,19 +12,8 @@ except ImportError:
     transformers = None
 
 
-class TrainGpu(ResumingCase):
+class TrainGpu(OneGpu, ResumingCase):
     """On one GPU, which two ranks share."""
-
-    ONE_GPU = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
-    SHAPE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "vocab_size": tiny_model.VOCABULARY}
-
-    def setUp(self):
-        super().setUp()
-        trial = Run(["bench", "layer", "--tokens", 64, "--repeats", 1, "--set", "model.weights=random", *CUDA],
-                    ranks=1).wait(120)
-        reason = re.search(r"there is no GPU\n  where:  (.*)", trial.err)
-        if reason:
-            self.skipTest(f"no GPU: {reason.group(1)}")
 
     def job(self, **train):
         # A step as far as Adam's first ones go moves every weight by the learning rate, whatever the gradient: with
