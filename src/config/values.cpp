@@ -132,6 +132,11 @@ bool TextValue::read(const YAML::Node& node, const ValueContext& context, Value&
     context.fault(node, kind_of(node) + std::string(advice));
     return false;
   }
+  // Written "\0": the system's calls would take what stands before it for the whole path.
+  if (node.Scalar().find('\0') != std::string::npos) {
+    context.fault(node, "is a text that holds a NUL byte; it takes one without");
+    return false;
+  }
   value = node.Scalar();
   return true;
 }

@@ -1,6 +1,7 @@
 #include "tokenizer/tokenizer.hpp"
 
 #include "core/error.hpp"
+#include "core/file_access.hpp"
 #include "core/text.hpp"
 #include "tokenizer/json_cursor.hpp"
 #if LONGHALO_HAVE_PCRE2
@@ -54,6 +55,13 @@ std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& model_di
 #else
     left_out(bpe, "PCRE2", "libpcre2-dev");
 #endif
+  }
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(model_directory, ignored)) {
+    throw UserError("the folder of the tokenizer is not there", model_directory.string(),
+                    "correct model.path, or fetch the model (scripts/fetch_model.py fetches the one that the "
+                    "examples use)" +
+                        start_of_relative(model_directory));
   }
   throw UserError("the model has neither tokenizer.json nor tokenizer.model", model_directory.string(),
                   "give the folder of a complete Hugging Face model");

@@ -324,6 +324,9 @@ TEST(ConfigYaml, OddYamlIsRefusedWithItsPlace) {
   EXPECT_TRUE(holds(faults("run:\n  threads: 1\nrun:\n  threads: 2\n"),
                     "x.yaml:3:1: 'run' is given twice, first on line 1"));
   EXPECT_TRUE(holds(faults(std::string_view("run:\n  log: a\0b\n", 15)), "x.yaml:2:9: holds a NUL byte"));
+  EXPECT_TRUE(
+      holds(faults("run:\n  log: \"a\\0b\"\n"), "x.yaml:2:8: run.log is a text that holds a NUL byte"));
+  EXPECT_TRUE(holds(faults("input:\n  documents: [a, \"b\\0\"]\n"), "holds a NUL byte"));
   EXPECT_TRUE(holds(faults("run:\n  log: \xc3\x28\n"), "x.yaml:2:8: holds bytes that are not UTF-8"));
   EXPECT_TRUE(holds(faults("run:\n  log: \xed\xa0\x80\n"), "not UTF-8"));
   EXPECT_TRUE(holds(faults("model: &a {shape: *a}\n"), "x.yaml:1:"));
