@@ -16,6 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr size_t kMostLineBytes = 256;  // a state, a rate or a count
+
 // Of counters/: the InfiniBand architecture's own. Of hw_counters/: what NVIDIA, Broadcom and EFA cards call
 // that which the far side had to send again, or this side did.
 constexpr std::array kErrorCounters = {
@@ -45,10 +47,14 @@ constexpr std::array kErrorCounters = {
     std::string_view("retrans_timeout_events"),
 };
 
+// The folder is a setting, and what it leads to may be anything: a pipe or a device could hold the job up.
 std::string first_line(const fs::path& file) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(file, ignored)) return {};
   std::ifstream in(file);
-  std::string line;
-  std::getline(in, line);
+  std::array<char, kMostLineBytes> bytes{};
+  in.getline(bytes.data(), bytes.size());
+  std::string line(bytes.data());
   while (!line.empty() && (line.back() == ' ' || line.back() == '\r'))
     line.pop_back();
   return line;
