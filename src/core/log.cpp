@@ -6,6 +6,7 @@
 #include <atomic>
 #include <ctime>
 #include <iostream>
+#include <string>
 
 #include "core/error.hpp"
 #include "core/text.hpp"
@@ -16,6 +17,25 @@ namespace {
 std::atomic<int> log_rank{-1};
 std::atomic<LogLevel> log_level{LogLevel::kInfo};
 
+// Messages name what stands in files from elsewhere, such as a shard in the index of a model: to a terminal
+// an escape among it would be an order.
+std::string printable(std::string_view message) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string result;
+  result.reserve(message.size());
+  for (const char letter : message) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if ((byte >= 0x20 && byte != 0x7f) || letter == '\n' || letter == '\t') {
+      result += letter;
+    } else {
+      result += "\\x";
+      result += kDigits[byte >> 4U];
+      result += kDigits[byte & 0xfU];
+    }
+  }
+  return result;
+}
+
 void write_line(LogLevel level, std::string_view tag, std::string_view message) {
   if (level < log_level.load()) return;
   const std::time_t now = std::time(nullptr);
@@ -25,7 +45,7 @@ void write_line(LogLevel level, std::string_view tag, std::string_view message) 
   std::strftime(clock, sizeof clock, "%H:%M:%S", &local);
   const int rank = log_rank.load();
   const std::string who = rank < 0 ? std::string("longhalo") : text("longhalo[rank ", rank, "]");
-  const std::string line = text(clock, " ", who, tag, " ", message, "\n");
+  const std::string line = text(clock, " ", who, tag, " ", printable(message), "\n");
   // One write a line, so that lines of several ranks never mix. A log that cannot be written is not an error.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
