@@ -29,7 +29,9 @@ if [[ $SLURM_TASKS_PER_NODE == *,* ]] || ((SLURM_NTASKS % SLURM_JOB_NUM_NODES !=
 fi
 
 # Ranks that Slurm does not connect would each be a job of their own, or would not start at all.
-srun --mpi=list 2>&1 | grep --quiet --word-regexp "$mpi" ||
+# (Not through a pipe to grep --quiet, which closes it at once: srun, still writing, would fail and the pipe with it.)
+kinds=$(srun --mpi=list 2>&1 || true)
+grep --quiet --word-regexp -e "$mpi" <<<"$kinds" ||
   refuse "this Slurm has no '$mpi' to connect ranks. Name one that srun --mpi=list has, and that the Open MPI of" \
     "LongHalo knows, as mpi in scripts/slurm/site.sh; or start with mpirun in this allocation."
 
