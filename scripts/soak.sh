@@ -33,5 +33,7 @@ if [[ -z ${LONGHALO_EXECUTABLE:-} ]]; then
   step "building build/release on $CORES cores" cmake --build build/release --target longhalo --parallel "$CORES"
   LONGHALO_EXECUTABLE=$PWD/build/release/longhalo
 fi
+[[ -f $LONGHALO_EXECUTABLE && -x $LONGHALO_EXECUTABLE ]] ||
+  die "LONGHALO_EXECUTABLE is '$LONGHALO_EXECUTABLE', which is no program"
 export LONGHALO_EXECUTABLE LONGHALO_MPIEXEC=${LONGHALO_MPIEXEC:-mpirun} OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 exec "$PYTHON" tests/soak/soak.py "${arguments[@]}"
