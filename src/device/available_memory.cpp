@@ -9,6 +9,9 @@
 namespace longhalo {
 namespace {
 
+// Where no limit is known: more than any host has, and callers may still add to it.
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
+
 // The number in a file, or the one after `key` in a file of keys and numbers; -1 where there is none ("max"
 // too).
 int64_t number_in(const std::filesystem::path& file, const std::string& key = "") {
@@ -23,7 +26,7 @@ int64_t number_in(const std::filesystem::path& file, const std::string& key = ""
 // What the control groups of this process (a Slurm job's memory limit) still allow; unlimited where none
 // limits it.
 int64_t available_group_bytes() {
-  int64_t available = std::numeric_limits<int64_t>::max();
+  int64_t available = kNoLimit;
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     if (!line.starts_with("0::/")) continue;  // version 2

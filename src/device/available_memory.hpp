@@ -6,7 +6,7 @@
 namespace longhalo {
 
 /// Bytes that can still be allocated on this host, by all its processes together; where nothing says, no
-/// limit is known and the largest number is returned.
+/// limit is known and the number is larger than any host's (2^61).
 int64_t available_host_bytes();
 
 }  // namespace longhalo

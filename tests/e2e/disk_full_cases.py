@@ -150,3 +150,9 @@ class FullDisk(Case):
         self.assertEqual(set(records), set(whole))
         for key, record in whole.items():
             self.assertEqual(records[key].get("answer_ids"), record.get("answer_ids"))
+
+    def test_nobody_says_how_much_memory_there_is(self):
+        """A container hides /proc/meminfo: no limit is known, and none is made up."""
+        hide = 'mount --bind /dev/null /proc/meminfo; exec "$@"'
+        run = self.infer(self.config(), ranks=1, before=["unshare", "-m", "sh", "-ec", hide, "sh"])
+        self.assertEqual(run.code, 0, run.err)
