@@ -23,20 +23,42 @@ int64_t number_in(const std::filesystem::path& file, const std::string& key = ""
   return in >> number ? number : -1;
 }
 
+struct GroupFiles {
+  const char *most, *now, *files;  // the last is a key of memory.stat: given back when asked for
+};
+constexpr GroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"};
+constexpr GroupFiles kVersion2{"memory.max", "memory.current", "file"};
+
+// What a group and those above it, up to the folder `top`, still allow. A container may see less of the tree
+// than its processes' names for it say: what is not there limits nothing.
+int64_t left_in_group(const std::filesystem::path& top, const std::string& group, const GroupFiles& names) {
+  int64_t available = kNoLimit;
+  std::filesystem::path folder = (top / group.substr(1)).lexically_normal();
+  for (const std::filesystem::path end = top.parent_path(); folder != end && folder != folder.root_path();
+       folder = folder.parent_path()) {
+    const int64_t most = number_in(folder / names.most);
+    const int64_t now = number_in(folder / names.now);
+    const int64_t files = std::max<int64_t>(0, number_in(folder / "memory.stat", names.files));
+    if (most >= 0 && now >= 0) available = std::min(available, std::min(most, kNoLimit) - now + files);
+  }
+  return available;
+}
+
 // What the control groups of this process (a Slurm job's memory limit) still allow; unlimited where none
-// limits it.
+// limits it. A line is "0::/group" (version 2) or "4:cpu,memory:/group" (version 1).
 int64_t available_group_bytes() {
   int64_t available = kNoLimit;
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
-    if (!line.starts_with("0::/")) continue;  // version 2
-    std::filesystem::path group = std::filesystem::path("/sys/fs/cgroup") / line.substr(4);
-    for (; group != "/sys/fs"; group = group.parent_path()) {
-      const int64_t most = number_in(group / "memory.max");
-      const int64_t now = number_in(group / "memory.current");
-      const int64_t files =
-          std::max<int64_t>(0, number_in(group / "memory.stat", "file"));  // given back when asked for
-      if (most >= 0 && now >= 0) available = std::min(available, most - now + files);
+    const size_t first = line.find(':'), second = line.find(":/", first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first, second - first) + ",";
+    const std::string group = line.substr(second + 1);
+    if (controllers == ":,") {
+      available = std::min(available, left_in_group("/sys/fs/cgroup", group, kVersion2));
+    } else if (controllers.find(":memory,") != std::string::npos ||
+               controllers.find(",memory,") != std::string::npos) {
+      available = std::min(available, left_in_group("/sys/fs/cgroup/memory", group, kVersion1));
     }
   }
   return available;

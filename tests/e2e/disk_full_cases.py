@@ -156,3 +156,18 @@ class FullDisk(Case):
         hide = 'mount --bind /dev/null /proc/meminfo; exec "$@"'
         run = self.infer(self.config(), ranks=1, before=["unshare", "-m", "sh", "-ec", hide, "sh"])
         self.assertEqual(run.code, 0, run.err)
+
+    def test_the_memory_that_control_groups_leave(self):
+        """As in a Slurm job with --mem, of both versions: what is too much is refused before the kernel ends the job."""
+        script = """
+            mount -t tmpfs none /sys/fs/cgroup; mkdir -p /sys/fs/cgroup/$1; cd /sys/fs/cgroup/$1
+            echo 60000000 > $3; echo 45000000 > $4; echo "$5 5000000" > memory.stat
+            echo "$2" > "$6"; mount --bind "$6" /proc/$$/cgroup; cd "$7"; shift 7; exec "$@" """
+        for folder, line, *names in (
+                ("memory/job_7", "4:cpu,memory:/job_7/step_0", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"),
+                ("job_7", "0::/job_7/step_0", "memory.max", "memory.current", "file")):
+            # Without mpirun the process stays the one whose groups were replaced.
+            run = self.infer(self.config(), ranks=0, before=["unshare", "-m", "sh", "-ec", script, "sh", folder, line, *names,
+                                                             str(self.dir / "groups"), str(self.dir)])
+            self.assertEqual(run.code, 2, run.err)
+            self.assertRegex(run.err, r"needs \d+ MB .* has 20 MB")
