@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <ctime>
+#include <string_view>
 
 #include "core/error.hpp"
 #include "core/file_access.hpp"
@@ -24,6 +26,18 @@ using nlohmann::ordered_json;
 // that.
 std::string line_of(const ordered_json& record) {
   return record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+// A document that was named as the log by mistake shall not lose its last line, and not gain ours.
+void refuse_other_files(int descriptor, const std::string& file) {
+  struct stat status {};
+  if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) return;
+  constexpr std::string_view kBegin = R"({"event":)";
+  std::array<char, kBegin.size()> bytes{};
+  const ssize_t got = ::pread(descriptor, bytes.data(), bytes.size(), 0);
+  if (got < 0 || kBegin.starts_with(std::string_view(bytes.data(), static_cast<size_t>(got)))) return;
+  throw UserError("this file is there already and is no log of longhalo", file,
+                  "name another file for the log (run.log), or remove this one");
 }
 
 // A run that was killed by an older kernel or a full disk may have left half a line: the next run starts a
@@ -58,6 +72,12 @@ RunLog::RunLog(const std::filesystem::path& file, const RunHeader& header) : fil
   if (descriptor_ < 0) {
     throw UserError(text("the run log cannot be opened for writing: ", std::strerror(errno)), file_,
                     "name a file in an existing folder that this user may write to");
+  }
+  try {
+    refuse_other_files(descriptor_, file_);
+  } catch (const UserError&) {
+    ::close(descriptor_);
+    throw;
   }
   cut_half_line(descriptor_, file_);
   ordered_json record;

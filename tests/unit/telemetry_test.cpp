@@ -68,9 +68,20 @@ TEST(RunLog, CutsHalfALineOfAKilledRun) {
     EXPECT_EQ(json::parse(lines[0])["event"], "old");
     EXPECT_EQ(json::parse(lines[1])["event"], "run");
   }
-  write_text(folder / "log.jsonl", std::string(5000, 'x'));
-  { RunLog log(folder / "log.jsonl", header_of("infer")); }
-  EXPECT_EQ(lines_of(read_text(folder / "log.jsonl")).size(), 1U);
+  for (const std::string& torn : {std::string("{\"ev"), "{\"event\":\"run" + std::string(5000, 'x')}) {
+    write_text(folder / "log.jsonl", torn);
+    { RunLog log(folder / "log.jsonl", header_of("infer")); }
+    EXPECT_EQ(lines_of(read_text(folder / "log.jsonl")).size(), 1U);
+  }
+}
+
+TEST(RunLog, LeavesAFileAloneThatIsNoLog) {
+  const ScratchFolder folder;
+  for (const char* contents : {"a document whose last line has no end", "{\"document\": 1}\n", "\n"}) {
+    write_text(folder / "a.txt", contents);
+    expect_user_error([&] { RunLog log(folder / "a.txt", header_of("infer")); }, {"no log", "a.txt"});
+    EXPECT_EQ(read_text(folder / "a.txt"), contents);
+  }
 }
 
 TEST(RunLog, AFileThatWasRemovedIsMadeAnew) {
