@@ -32,7 +32,8 @@ void refuse_existing(const fs::path& file, IfOutputExists if_exists) {
     throw UserError("the output is a folder", file.string(), "name a file in it");
   }
   if (if_exists == IfOutputExists::kError && fs::exists(file, ignored)) {
-    throw UserError("the output exists already", file.string(), "choose another name, or ask to replace it");
+    throw UserError("the output exists already", file.string(),
+                    "choose another name, or give --force, which replaces it");
   }
 }
 

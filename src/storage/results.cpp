@@ -103,7 +103,8 @@ ResultWriter::ResultWriter(const fs::path& directory, IfResultsExist if_exist, S
     }
     if (if_exist == IfResultsExist::kError) {
       throw UserError("there are results already", records_file_.string(),
-                      "choose another output folder, or ask to resume or to replace the old results");
+                      "choose another output folder, or set output.if_exists to resume, or to replace, which "
+                      "gives up the old results");
     }
     if (if_exist == IfResultsExist::kResume) read_existing();
   }
