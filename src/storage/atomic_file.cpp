@@ -52,12 +52,27 @@ bool is_abandoned(const fs::directory_entry& entry, const Writer& writer) {
   return !error && fs::file_time_type::clock::now() - written > std::chrono::hours(24);
 }
 
-// A rename would put a file in place of a device such as /dev/stdout, for all programs of the machine.
+// Whether it is a link into /proc, as /dev/stdout is, which may well be a regular file then.
+bool leads_to_open_file(fs::path path) {
+  constexpr int kMostLinks = 40;
+  std::error_code ignored;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(fs::symlink_status(path, ignored)); ++i) {
+    const fs::path folder = fs::weakly_canonical(fs::absolute(path, ignored).parent_path(), ignored);
+    if (folder.string().starts_with("/proc/")) return true;
+    path = folder / fs::read_symlink(path, ignored);
+  }
+  return false;
+}
+
+// A rename would put a file in place of a device or of /dev/stdout, for all programs of the machine.
 void refuse_special(const fs::path& target) {
   struct stat status {};
-  if (::stat(target.c_str(), &status) != 0 || S_ISREG(status.st_mode) || S_ISDIR(status.st_mode)) return;
-  throw UserError("a device, pipe or socket stands there; a file is not put in its place", target.string(),
-                  "name a file");
+  if (::stat(target.c_str(), &status) != 0) return;
+  const bool plain = S_ISREG(status.st_mode) || S_ISDIR(status.st_mode);
+  if (plain && !leads_to_open_file(target)) return;
+  throw UserError(plain ? "this leads to a file that is open already; no other is put in its place"
+                        : "a device, pipe or socket stands there; a file is not put in its place",
+                  target.string(), "name a file");
 }
 
 void read_back(const TemporaryFile& temporary, std::span<const std::byte> contents) {

@@ -340,6 +340,7 @@ class Report(TelemetryCase):
         self.assertEqual(victim.read_text(), "old")
         done = self.report(self.out, "--output", "/dev/stdout")
         self.assertIn("<h2>Speed</h2>", done.stdout)
+        self.assertTrue(done.stdout.startswith("<!doctype html>") and done.stdout.endswith("</html>\n"))
 
     def test_what_is_no_run(self):
         for folder, word in ((self.dir, "neither metrics.jsonl nor results.jsonl"), (self.dir / "absent", "is not a folder")):

@@ -136,6 +136,26 @@ TEST(AtomicFile, NothingTakesThePlaceOfADevice) {
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
 }
 
+// What stdout leads to may be a plain file; the link itself is everybody's.
+TEST(AtomicFile, NothingTakesThePlaceOfAnOpenFile) {
+  const ScratchFolder folder;
+  write_file_atomically(folder / "file", "old");
+  const InputFile open = open_input(folder / "file");
+  const std::string number = std::to_string(open.descriptor.get());
+  std::filesystem::create_symlink("/proc/self/fd/" + number, folder / "stdout");
+  std::filesystem::create_symlink("stdout", folder / "far");
+  std::filesystem::create_symlink("/proc/self/fd", folder / "fd");
+  std::filesystem::create_symlink("file", folder / "plain");
+  for (const std::string& name : {std::string("stdout"), std::string("far"), "fd/" + number}) {
+    expect_user_error([&] { write_file_atomically(folder / name, "new"); }, {"open already", name});
+    expect_user_error([&] { require_replaceable(folder / name); }, {"open already", name});
+    EXPECT_TRUE(std::filesystem::is_symlink(folder / name));
+  }
+  write_file_atomically(folder / "plain", "new");
+  EXPECT_EQ(read_text(folder / "plain"), "new");
+  EXPECT_EQ(read_text(folder / "file"), "old");
+}
+
 TEST(AtomicFile, NotThroughALinkInAFolderForEverybody) {
   const ScratchFolder folder;
   std::filesystem::create_directory(folder / "shared");
