@@ -176,7 +176,7 @@ struct Company {
 
   __device__ void meet() {
     if (met == nullptr) return;
-    const int patience = due == 0 ? 300 : 30;  // looks at `met`, of some 0.7 us
+    const int patience = due == 0 ? 300 : 30;  // looks at `met`
     due += members;
     atomicAdd(met, 1);
     const volatile unsigned* const now = met;
