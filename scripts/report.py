@@ -284,7 +284,8 @@ def main():
                 overview.savefig(picture, format="png", dpi=90)
     except OSError as error:
         fail(f"cannot write: {error}", "name a file in a folder that may be written to, with --output")
-    if not os.path.samestat(output.stat(), os.fstat(sys.stdout.fileno())):  # the page is there itself
+    # Nobody may listen, and the page itself may stand there.
+    if sys.stdout and not os.path.samestat(output.stat(), os.fstat(sys.stdout.fileno())):
         print(output)
 
 
