@@ -112,16 +112,4 @@ __device__ inline SumMax reduce_row(SumMax mine) {
   return reduce_warp(lane < static_cast<int>(blockDim.x) / 32 ? warps[lane] : SumMax{});
 }
 
-struct Fp8Scale {
-  float scale;    // what the stored values are to be multiplied with
-  float inverse;  // what values are multiplied with before they are rounded
-};
-
-/// Of a row whose largest magnitude is `largest`. Below 2^-110, where 448 / largest nears fp32's end, a row
-/// counts as zero. A row that holds an infinity becomes NaN throughout.
-__device__ inline Fp8Scale fp8_scale(float largest) {
-  if (largest < 0x1p-110F) return {0, 0};
-  return {__fdiv_rn(largest, kLargestE4M3), __fdiv_rn(kLargestE4M3, largest)};
-}
-
 }  // namespace longhalo

@@ -16,4 +16,9 @@ namespace longhalo {
 CUtensorMap head_rows_map(const BFloat16* base, int64_t rows, int64_t heads, int64_t width,
                           int64_t row_stride, int box_rows);
 
+/// Dense rows of `width` bytes, a multiple of 16. The copy engine reads boxes of [box_rows, 1, 128 bytes],
+/// swizzled by 128 bytes; what is out of the array reads as zeros. rows >= 1; base aligned to 16 bytes.
+/// Throws InvariantError.
+CUtensorMap byte_rows_map(const void* base, int64_t rows, int64_t width, int box_rows);
+
 }  // namespace longhalo

@@ -17,6 +17,7 @@
 #include "device/device_buffer.hpp"
 #include "device/nvtx.hpp"
 #include "device/stream.hpp"
+#include "kernels/matmul/int8_matmul.hpp"
 
 namespace longhalo {
 namespace {
@@ -338,6 +339,18 @@ void DeviceMatmul::run(int64_t m, int64_t out, int64_t in, const ConstFp8Rows& a
                     "use precision: bf16");
   const NvtxRange range("matmul fp8");
   plans_->run(Kind::kFp8, accumulate, m, out, in, {w.values, a.values, c, w.scales, a.scales});
+}
+
+void DeviceMatmul::run(int64_t m, int64_t out, int64_t in, const ConstInt8Rows& a, const ConstInt8Rows& w,
+                       BFloat16* c, Accumulate accumulate) {
+  check(in % kHadamardBlock == 0, "the summed dimension of an int8 product is whole blocks of 64");
+  const DeviceInfo& info = current_device_info();
+  if (!info.is_hopper())
+    throw UserError(text(info.name, " has no int8 matrix products of ours"),
+                    text("compute capability ", info.major, ".", info.minor, "; they are made for 9.0"),
+                    "use precision: bf16, or fp8 where the GPU has it");
+  const NvtxRange range("matmul int8");
+  int8_matmul_hopper(plans_->stream, m, out, in, a, w, c, accumulate);
 }
 
 void DeviceMatmul::input_gradient(int64_t m, int64_t out, int64_t in, const BFloat16* dc, const BFloat16* w,

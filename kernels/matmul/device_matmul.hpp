@@ -2,7 +2,8 @@
 //
 // For every shape the library is asked once for its candidates, and the fastest, measured on the spot, is
 // kept. The residual stream is added in the epilogue. bf16 in and out with fp32 sums; fp8 with a scale a row
-// of a (token) and a row of W (output channel).
+// of a (token) and a row of W (output channel). int8 with the same scales has a kernel of its own, for the
+// library makes no bf16 of such sums.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include "core/bfloat16.hpp"
 #include "device/stream_handle.hpp"
 #include "kernels/common/fp8.hpp"
+#include "kernels/common/int8.hpp"
 #include "kernels/matmul/matmul.hpp"
 
 namespace longhalo {
@@ -43,6 +45,11 @@ class DeviceMatmul {
   /// carry about 14 bits, well below what e4m3 loses. Throws UserError where the device (compute
   /// capability 9.0 and later have scales a row) or the library cannot do it.
   void run(int64_t m, int64_t out, int64_t in, const ConstFp8Rows& a, const ConstFp8Rows& w, BFloat16* c,
+           Accumulate accumulate = Accumulate::kOverwrite);
+
+  /// int8 operands in the same rotated coordinates (int8.hpp), bf16 result (kAdd adds it to c in bf16); in a
+  /// multiple of 64. Sums are exact. Throws UserError unless the device has compute capability 9.0.
+  void run(int64_t m, int64_t out, int64_t in, const ConstInt8Rows& a, const ConstInt8Rows& w, BFloat16* c,
            Accumulate accumulate = Accumulate::kOverwrite);
 
   /// The gradients of c = a W^T from dc [m, out], whose rows are dc_stride elements apart (0: dense), in bf16

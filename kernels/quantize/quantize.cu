@@ -1,40 +1,45 @@
 #include "device/cuda_check.hpp"
 #include "device/nvtx.hpp"
+#include "kernels/common/quantised_rows.cuh"
 #include "kernels/common/rows.cuh"
 #include "kernels/quantize/quantize.hpp"
 
 namespace longhalo {
 namespace {
 
-template <bool kKept>
+template <bool kKept, class Rows>
 __global__ void __launch_bounds__(kMaxRowThreads)
-    quantize_rows_kernel(int64_t n, int64_t width, int vectors, const BFloat16* __restrict__ x, Fp8Rows out) {
+    quantize_rows_kernel(int64_t n, int64_t width, int vectors, const BFloat16* __restrict__ x, Rows out) {
   const int64_t row = row_of_thread();
   if (row >= n) return;
   const Row<kKept> in(x + row * width, vectors);
+  float kept[kKept ? kKeptVectors : 1][8];
+  const auto fill = [&](int slot, int at) {
+    unpack(in.get(slot, at), kept[slot]);
+    rotate(out, kept[slot]);
+  };
   SumMax mine;
   for_each_vector<kKept>(vectors, [&](int slot, int at) {
-    float v[8];
-    unpack(in.get(slot, at), v);
+    fill(slot, at);
 #pragma unroll
-    for (float value : v)
-      mine.max = fmaxf(mine.max, fabsf(value));
+    for (float value : kept[slot])
+      mine.max = fmaxf(mine.max, magnitude(out, value));
   });
-  const Fp8Scale scale = fp8_scale(reduce_row(mine).max);
+  const RowScale scale = row_scale(out, reduce_row(mine).max);
   for_each_vector<kKept>(vectors, [&](int slot, int at) {
+    if constexpr (!kKept) fill(slot, at);
     float v[8];
-    unpack(in.get(slot, at), v);
 #pragma unroll
-    for (float& value : v)
-      value *= scale.inverse;
-    store_e4m3(out.values + row * width + at * kVectorWidth, v);
+    for (int i = 0; i < 8; ++i)
+      v[i] = kept[slot][i] * scale.inverse;
+    store(out, row * width + at * kVectorWidth, v);
   });
   if (threadIdx.x == 0) out.scales[row] = scale.scale;
 }
 
 constexpr int kScales = 16;  // that are tried, an octave of them
 
-__device__ Fp8Scale scale_of_step(const Fp8Scale& first, int step) {
+__device__ RowScale scale_of_step(const RowScale& first, int step) {
   const float octaves = static_cast<float>(step) / kScales;
   return {first.scale * exp2f(octaves), first.inverse * exp2f(-octaves)};
 }
@@ -88,14 +93,14 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     for (float value : v)
       mine.max = fmaxf(mine.max, fabsf(value));
   });
-  const Fp8Scale first = fp8_scale(reduce_row(mine).max);
+  const RowScale first = row_scale(out, reduce_row(mine).max);
   float errors[kScales] = {};
   for_each_vector<kKept>(vectors, [&](int slot, int at) {
     float v[8];
     unpack(in.get(slot, at), v);
 #pragma unroll
     for (int step = 0; step < kScales; ++step) {
-      const Fp8Scale relative = scale_of_step({1, 1}, step);
+      const RowScale relative = scale_of_step({1, 1}, step);
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < 8; i += 2) {
@@ -116,7 +121,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
       least = errors[step];
     }
   }
-  const Fp8Scale scale = scale_of_step(first, best);
+  const RowScale scale = scale_of_step(first, best);
   for_each_vector<kKept>(vectors, [&](int slot, int at) {
     float v[8];
     unpack(in.get(slot, at), v);
@@ -128,16 +133,18 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   if (threadIdx.x == 0) out.scales[row] = scale.scale;
 }
 
-using Kernel = void (*)(int64_t, int64_t, int, const BFloat16*, Fp8Rows);
+template <class Rows>
+using Kernel = void (*)(int64_t, int64_t, int, const BFloat16*, Rows);
 
-void launch(const char* name, Kernel kept, Kernel read_again, StreamHandle stream, int64_t n, int64_t width,
-            const BFloat16* x, const Fp8Rows& out) {
+template <class Rows>
+void launch(const char* name, Kernel<Rows> kept, Kernel<Rows> read_again, StreamHandle stream, int64_t n,
+            int64_t width, const BFloat16* x, const Rows& out) {
   if (n == 0) return;
   const NvtxRange range(name);
   const RowLaunch at = row_launch(n, width);
   check_aligned(x);
-  check_aligned(out.values, 8);
-  const Kernel kernel = at.kept ? kept : read_again;
+  check_rows(width, out);
+  const Kernel<Rows> kernel = at.kept ? kept : read_again;
   kernel<<<at.grid, at.block, 0, stream>>>(n, width, at.vectors, x, out);
   check_launch(name, stream);
 }
@@ -145,7 +152,13 @@ void launch(const char* name, Kernel kept, Kernel read_again, StreamHandle strea
 }  // namespace
 
 void quantize_rows(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x, const Fp8Rows& out) {
-  launch("quantize rows", quantize_rows_kernel<true>, quantize_rows_kernel<false>, stream, n, width, x, out);
+  launch("quantize rows to fp8", quantize_rows_kernel<true, Fp8Rows>, quantize_rows_kernel<false, Fp8Rows>,
+         stream, n, width, x, out);
+}
+
+void quantize_rows(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x, const Int8Rows& out) {
+  launch("quantize rows to int8", quantize_rows_kernel<true, Int8Rows>, quantize_rows_kernel<false, Int8Rows>,
+         stream, n, width, x, out);
 }
 
 void quantize_rows_least_error(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x,

@@ -1,5 +1,6 @@
 #include "device/cuda_check.hpp"
 #include "device/nvtx.hpp"
+#include "kernels/common/quantised_rows.cuh"
 #include "kernels/common/rows.cuh"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 
@@ -35,10 +36,10 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 
 // The norm's factor is the same for a whole row, so it goes into the scale alone: what is quantised is x *
 // weight, and the sum of squares and the largest magnitude are found in one pass.
-template <bool kKept>
+template <bool kKept, class Rows>
 __global__ void __launch_bounds__(kMaxRowThreads)
-    rmsnorm_fp8_rows(int64_t n, int64_t hidden, int vectors, const BFloat16* x,
-                     const float* __restrict__ weight, float epsilon, Fp8Rows out) {
+    rmsnorm_quantised_rows(int64_t n, int64_t hidden, int vectors, const BFloat16* x,
+                           const float* __restrict__ weight, float epsilon, Rows out) {
   const int64_t row = row_of_thread();
   if (row >= n) return;
   const Row<kKept> in(x + row * hidden, vectors);
@@ -52,11 +53,14 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     for (int i = 0; i < 8; ++i) {
       mine.sum += v[i] * v[i];
       kept[slot][i] = v[i] * w[i];
-      mine.max = fmaxf(mine.max, fabsf(kept[slot][i]));
     }
+    rotate(out, kept[slot]);
+#pragma unroll
+    for (float value : kept[slot])
+      mine.max = fmaxf(mine.max, magnitude(out, value));
   });
   const SumMax all = reduce_row(mine);
-  const Fp8Scale scale = fp8_scale(all.max);
+  const RowScale scale = row_scale(out, all.max);
   for_each_vector<kKept>(vectors, [&](int slot, int at) {
     float v[8];
     if constexpr (!kKept) {
@@ -66,11 +70,12 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 #pragma unroll
       for (int i = 0; i < 8; ++i)
         kept[slot][i] = v[i] * w[i];
+      rotate(out, kept[slot]);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       v[i] = kept[slot][i] * scale.inverse;
-    store_e4m3(out.values + row * hidden + at * kVectorWidth, v);
+    store(out, row * hidden + at * kVectorWidth, v);
   });
   if (threadIdx.x == 0)
     out.scales[row] = scale.scale * rsqrtf(all.sum / static_cast<float>(hidden) + epsilon);
@@ -91,17 +96,32 @@ void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, 
   check_launch("rmsnorm", stream);
 }
 
-void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
-             float epsilon, const Fp8Rows& out) {
+namespace {
+
+template <class Rows>
+void rmsnorm_quantised(const char* name, StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x,
+                       const float* weight, float epsilon, const Rows& out) {
   if (n == 0) return;
-  const NvtxRange range("rmsnorm to fp8");
+  const NvtxRange range(name);
   const RowLaunch at = row_launch(n, hidden);
   check_aligned(x);
   check_aligned(weight);
-  check_aligned(out.values, 8);
-  const auto kernel = at.kept ? rmsnorm_fp8_rows<true> : rmsnorm_fp8_rows<false>;
+  check_rows(hidden, out);
+  const auto kernel = at.kept ? rmsnorm_quantised_rows<true, Rows> : rmsnorm_quantised_rows<false, Rows>;
   kernel<<<at.grid, at.block, 0, stream>>>(n, hidden, at.vectors, x, weight, epsilon, out);
-  check_launch("rmsnorm to fp8", stream);
+  check_launch(name, stream);
+}
+
+}  // namespace
+
+void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
+             float epsilon, const Fp8Rows& out) {
+  rmsnorm_quantised("rmsnorm to fp8", stream, n, hidden, x, weight, epsilon, out);
+}
+
+void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
+             float epsilon, const Int8Rows& out) {
+  rmsnorm_quantised("rmsnorm to int8", stream, n, hidden, x, weight, epsilon, out);
 }
 
 }  // namespace longhalo

@@ -5,6 +5,7 @@
 
 #include "device/stream_handle.hpp"
 #include "kernels/common/fp8.hpp"
+#include "kernels/common/int8.hpp"
 
 namespace longhalo {
 
@@ -30,6 +31,8 @@ void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, 
 /// GPU, and the result quantised in the same pass, from fp32 (quantize.hpp says how).
 void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
              float epsilon, const Fp8Rows& out);
+void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, const float* weight,
+             float epsilon, const Int8Rows& out);
 
 /// GPU: the gradient, as on the CPU, of bf16 rows with sums in fp32: dx [n, D] (ADDED into, and rounded to
 /// bf16 again) and d_weight [D] (added into; over rows in a fixed order). hidden up to 16384. `workspace`:

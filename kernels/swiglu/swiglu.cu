@@ -1,5 +1,6 @@
 #include "device/cuda_check.hpp"
 #include "device/nvtx.hpp"
+#include "kernels/common/quantised_rows.cuh"
 #include "kernels/common/rows.cuh"
 #include "kernels/swiglu/swiglu.hpp"
 
@@ -30,9 +31,10 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   });
 }
 
-template <bool kKept>
+template <bool kKept, class Rows>
 __global__ void __launch_bounds__(kMaxRowThreads)
-    swiglu_fp8_rows(int64_t n, int64_t ffn, int vectors, const BFloat16* __restrict__ gate_up, Fp8Rows out) {
+    swiglu_quantised_rows(int64_t n, int64_t ffn, int vectors, const BFloat16* __restrict__ gate_up,
+                          Rows out) {
   const int64_t row = row_of_thread();
   if (row >= n) return;
   const Row<kKept> gates(gate_up + row * 2 * ffn, vectors), ups(gate_up + (row * 2 + 1) * ffn, vectors);
@@ -40,18 +42,22 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   SumMax mine;
   for_each_vector<kKept>(vectors, [&](int slot, int at) {
     gate_vector(gates.get(slot, at), ups.get(slot, at), kept[slot]);
+    rotate(out, kept[slot]);
 #pragma unroll
     for (float value : kept[slot])
-      mine.max = fmaxf(mine.max, fabsf(value));
+      mine.max = fmaxf(mine.max, magnitude(out, value));
   });
-  const Fp8Scale scale = fp8_scale(reduce_row(mine).max);
+  const RowScale scale = row_scale(out, reduce_row(mine).max);
   for_each_vector<kKept>(vectors, [&](int slot, int at) {
-    if constexpr (!kKept) gate_vector(gates.get(slot, at), ups.get(slot, at), kept[slot]);
+    if constexpr (!kKept) {
+      gate_vector(gates.get(slot, at), ups.get(slot, at), kept[slot]);
+      rotate(out, kept[slot]);
+    }
     float v[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       v[i] = kept[slot][i] * scale.inverse;
-    store_e4m3(out.values + row * ffn + at * kVectorWidth, v);
+    store(out, row * ffn + at * kVectorWidth, v);
   });
   if (threadIdx.x == 0) out.scales[row] = scale.scale;
 }
@@ -69,15 +75,29 @@ void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up
   check_launch("swiglu", stream);
 }
 
-void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Fp8Rows& out) {
+namespace {
+
+template <class Rows>
+void swiglu_quantised(const char* name, StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up,
+                      const Rows& out) {
   if (n == 0) return;
-  const NvtxRange range("swiglu to fp8");
+  const NvtxRange range(name);
   const RowLaunch at = row_launch(n, ffn);
   check_aligned(gate_up);
-  check_aligned(out.values, 8);
-  const auto kernel = at.kept ? swiglu_fp8_rows<true> : swiglu_fp8_rows<false>;
+  check_rows(ffn, out);
+  const auto kernel = at.kept ? swiglu_quantised_rows<true, Rows> : swiglu_quantised_rows<false, Rows>;
   kernel<<<at.grid, at.block, 0, stream>>>(n, ffn, at.vectors, gate_up, out);
-  check_launch("swiglu to fp8", stream);
+  check_launch(name, stream);
+}
+
+}  // namespace
+
+void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Fp8Rows& out) {
+  swiglu_quantised("swiglu to fp8", stream, n, ffn, gate_up, out);
+}
+
+void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Int8Rows& out) {
+  swiglu_quantised("swiglu to int8", stream, n, ffn, gate_up, out);
 }
 
 }  // namespace longhalo

@@ -5,6 +5,7 @@
 
 #include "device/stream_handle.hpp"
 #include "kernels/common/fp8.hpp"
+#include "kernels/common/int8.hpp"
 
 namespace longhalo {
 
@@ -23,6 +24,7 @@ void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up
 /// GPU, and the result quantised in the same pass, from fp32 (quantize.hpp says how); beyond F = 32768
 /// gate_up is read twice.
 void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Fp8Rows& out);
+void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Int8Rows& out);
 
 /// GPU: the gradient, and out [n, F] made again in the same pass unless it is nullptr (the gradient of the
 /// next weight needs it). d_gate_up may be gate_up; out and d_out must not overlap them. Bytes: 12 * n * F

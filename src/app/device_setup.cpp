@@ -48,9 +48,9 @@ PrecisionSetting run_precision(const Config& config, RunDevice device) {
     return device == RunDevice::kCpu ? PrecisionSetting::kFp32 : PrecisionSetting::kBf16;
   if (fits) return asked;
   if (device == RunDevice::kCpu)
-    throw UserError("the CPU computes in fp32 alone", "run.precision bf16 or fp8, and there is no GPU",
+    throw UserError("the CPU computes in fp32 alone", "run.precision bf16, fp8 or int8, and there is no GPU",
                     "run on hosts with GPUs, or remove run.precision");
-  throw UserError("the GPU computes in bf16 or fp8", "run.precision fp32",
+  throw UserError("the GPU computes in bf16, fp8 or int8", "run.precision fp32",
                   "set run.device: cpu, or remove run.precision");
 }
 

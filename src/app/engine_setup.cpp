@@ -48,10 +48,20 @@ void log_gpu(const MpiSession& session, const Config& config, const Engine& engi
                   "; halos by ", engine.transport()));
 }
 
+Precision cuda_precision(const Config& config) {
+  switch (run_precision(config, RunDevice::kCuda)) {
+    case PrecisionSetting::kFp8:
+      return Precision::kFp8;
+    case PrecisionSetting::kInt8:
+      return Precision::kInt8;
+    default:
+      return Precision::kBf16;
+  }
+}
+
 std::unique_ptr<Engine> cuda_engine(const MpiSession& session, const Config& config, const ModelConfig& shape,
                                     const AttentionPattern& pattern) {
-  const Precision precision =
-      run_precision(config, RunDevice::kCuda) == PrecisionSetting::kFp8 ? Precision::kFp8 : Precision::kBf16;
+  const Precision precision = cuda_precision(config);
   if (!gpu_takes(session, config, shape, precision)) return nullptr;
   std::unique_ptr<Engine> engine = make_cuda_engine(session, open_gpu(session, config),
                                                     transport_choice(config), shape, pattern, precision);

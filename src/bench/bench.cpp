@@ -18,7 +18,7 @@ constexpr Shortcut kStride{"--stride", "attention.landmark_stride",
                            "Landmark stride S in tokens, 0 for none"};
 constexpr Shortcut kBands{"--bands", "attention.bands", "Bands, e.g. \"[[1, 0, 4096], [64, 4096, inf]]\""};
 constexpr Shortcut kBytes{"--bytes", "bench.bytes", "Bytes of the copy, of the longest message, or to store"};
-constexpr Shortcut kPrecision{"--precision", "run.precision", "bf16 or fp8, on CUDA"};
+constexpr Shortcut kPrecision{"--precision", "run.precision", "bf16, fp8 or int8, on CUDA"};
 constexpr Shortcut kStore{"--store", "activations.store", "auto, device, host, nvme or off"};
 constexpr Shortcut kEvery{"--every", "activations.every", "Keep the input of every so many-th layer"};
 constexpr Shortcut kDirectory{"--directory", "activations.directory", "Folder of the store on disk"};
@@ -63,7 +63,7 @@ std::vector<Benchmark> make_benchmarks() {
                   kJson,
                   {"--outputs", "bench.outputs", "Outputs of the one product"},
                   {"--inputs", "bench.inputs", "Inputs of the one product"},
-                  {"--precision", "run.precision", "bf16 or fp8 alone, on CUDA"}},
+                  {"--precision", "run.precision", "bf16, fp8 or int8 alone, on CUDA"}},
                  run_bench_gemm_cpu,
                  IN_CUDA_BUILD(run_bench_gemm_cuda)});
   all.push_back(

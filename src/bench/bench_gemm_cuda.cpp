@@ -1,4 +1,4 @@
-// `longhalo bench gemm` on a GPU: bf16 and fp8 products through DeviceMatmul, as the layers call it.
+// `longhalo bench gemm` on a GPU: bf16, fp8 and int8 products through DeviceMatmul, as the layers call it.
 #include <algorithm>
 #include <cmath>
 
@@ -13,17 +13,16 @@
 #include "kernels/matmul/device_matmul.hpp"
 #include "kernels/quantize/quantize.hpp"
 #include "kernels/random/fill_normal.hpp"
+#include "model/precision.hpp"
 
 namespace longhalo {
 namespace {
 
-enum class Operands { kBf16, kFp8 };
-
 // Largest relative error of a sample. The result is rounded to bf16: 2^-9. Fast fp8 accumulation keeps about
-// 14 bits of the sum after every 32 terms.
-double most_error(Operands operands, const Product& product) {
+// 14 bits of the sum after every 32 terms; sums of int8 are exact.
+double most_error(Precision precision, const Product& product) {
   constexpr double kBf16 = 5e-3;
-  return operands == Operands::kBf16 ? kBf16 : kBf16 + static_cast<double>(product.inputs) / 32 * 0x1p-14;
+  return precision == Precision::kFp8 ? kBf16 + static_cast<double>(product.inputs) / 32 * 0x1p-14 : kBf16;
 }
 
 // e4m3: 4 bits of exponent with bias 7, 3 of fraction; only all ones is NaN.
@@ -33,18 +32,40 @@ double value_of(Fp8E4M3 x) {
   const double size = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
   return (x.bits & 0x80) != 0 ? -size : size;
 }
+double value_of(int8_t x) {
+  return x;
+}
 
-// Rows of e4m3 with their scales.
-struct Fp8Matrix {
-  DeviceBuffer<Fp8E4M3> values;
+template <class T>
+std::vector<T> fetch(const T* from, int64_t count, cudaStream_t stream) {
+  std::vector<T> values(static_cast<size_t>(count));
+  to_host<T>(values, from, stream);
+  return values;
+}
+
+// Rows in eight bits with their scales: Value Fp8E4M3 with Fp8Rows, or int8_t with Int8Rows.
+template <class Value, class Rows>
+struct QuantisedMatrix {
+  DeviceBuffer<Value> values;
   DeviceBuffer<float> scales;
 
-  Fp8Matrix(int64_t rows, int64_t width, const BFloat16* from, cudaStream_t stream)
-      : values(rows * width, "fp8 operand", stream), scales(rows, "fp8 scales", stream) {
+  QuantisedMatrix(int64_t rows, int64_t width, const BFloat16* from, cudaStream_t stream)
+      : values(rows * width, "operand in eight bits", stream), scales(rows, "scales", stream) {
     quantize_rows(stream, rows, width, from, all());
   }
-  Fp8Rows all() { return {values.data(), scales.data()}; }
+  Rows all() { return {values.data(), scales.data()}; }
+
+  // One row as the product takes it.
+  std::vector<double> row(int64_t row, int64_t width, cudaStream_t stream) const {
+    std::vector<double> wide;
+    const double scale = fetch(scales.data() + row, 1, stream)[0];
+    for (const Value value : fetch(values.data() + row * width, width, stream))
+      wide.push_back(scale * value_of(value));
+    return wide;
+  }
 };
+using Fp8Matrix = QuantisedMatrix<Fp8E4M3, Fp8Rows>;
+using Int8Matrix = QuantisedMatrix<int8_t, Int8Rows>;
 
 class ProductBench {
  public:
@@ -60,30 +81,31 @@ class ProductBench {
     c_ = random(product.rows * product.outputs, 1);
   }
 
-  TimedRuns time(Operands operands, int64_t repeats) {
-    if (operands == Operands::kFp8) quantize();
+  TimedRuns time(Precision precision, int64_t repeats) {
+    if (precision == Precision::kFp8) quantize(a_fp8_, w_fp8_);
+    if (precision == Precision::kInt8) quantize(a_int8_, w_int8_);
     return time_on_device(stream_, repeats,
-                          [&](int64_t run) { multiply(operands, static_cast<size_t>(run) % a_.size()); });
+                          [&](int64_t run) { multiply(precision, static_cast<size_t>(run) % a_.size()); });
   }
 
   /// Of one more product, into fresh random numbers where it adds, into NaN where it overwrites.
-  double error(Operands operands) {
+  double error(Precision precision) {
     if (product_.accumulate == Accumulate::kAdd)
       c_ = random(c_.size(), 1);
     else
       check_cuda(cudaMemsetAsync(c_.data(), 0xff, static_cast<size_t>(c_.bytes()), stream_), "poisoning");
     DeviceBuffer<BFloat16> before(c_.size(), "result before the product", stream_);
     copy_async(before.data(), c_.data(), c_.size(), stream_);
-    multiply(operands, 0);
+    multiply(precision, 0);
     return sampled_product_error(product_, [&](int64_t row, int64_t output) {
-      const std::vector<double> a = operand(operands, a_[0], a8_, row),
-                                w = operand(operands, w_[0], w8_, output);
+      const auto [a, w] = operands(precision, row, output);
       double exact = 0;
       for (size_t i = 0; i < a.size(); ++i)
         exact += a[i] * w[i];
       const int64_t at = row * product_.outputs + output;
-      if (product_.accumulate == Accumulate::kAdd) exact += to_float(fetch(before.data() + at, 1)[0]);
-      return std::pair<double, double>(to_float(fetch(c_.data() + at, 1)[0]), exact);
+      if (product_.accumulate == Accumulate::kAdd)
+        exact += to_float(fetch(before.data() + at, 1, stream_)[0]);
+      return std::pair<double, double>(to_float(fetch(c_.data() + at, 1, stream_)[0]), exact);
     });
   }
 
@@ -94,43 +116,42 @@ class ProductBench {
     return values;
   }
 
-  void quantize() {
-    for (size_t copy = a8_.size(); copy < a_.size(); ++copy) {
-      a8_.emplace_back(product_.rows, product_.inputs, a_[copy].data(), stream_);
-      w8_.emplace_back(product_.outputs, product_.inputs, w_[copy].data(), stream_);
+  template <class Matrix>
+  void quantize(std::vector<Matrix>& a, std::vector<Matrix>& w) {
+    for (size_t copy = a.size(); copy < a_.size(); ++copy) {
+      a.emplace_back(product_.rows, product_.inputs, a_[copy].data(), stream_);
+      w.emplace_back(product_.outputs, product_.inputs, w_[copy].data(), stream_);
     }
   }
 
-  void multiply(Operands operands, size_t copy) {
-    if (operands == Operands::kBf16)
-      matmul_.run(product_.rows, product_.outputs, product_.inputs, a_[copy].data(), w_[copy].data(),
-                  c_.data(), product_.accumulate);
+  void multiply(Precision precision, size_t copy) {
+    const auto run = [&](const auto& a, const auto& w) {
+      matmul_.run(product_.rows, product_.outputs, product_.inputs, a, w, c_.data(), product_.accumulate);
+    };
+    if (precision == Precision::kFp8)
+      run(a_fp8_[copy].all(), w_fp8_[copy].all());
+    else if (precision == Precision::kInt8)
+      run(a_int8_[copy].all(), w_int8_[copy].all());
     else
-      matmul_.run(product_.rows, product_.outputs, product_.inputs, ConstFp8Rows(a8_[copy].all()),
-                  ConstFp8Rows(w8_[copy].all()), c_.data(), product_.accumulate);
+      run(a_[copy].data(), w_[copy].data());
   }
 
-  template <class T>
-  std::vector<T> fetch(const T* from, int64_t count) const {
-    std::vector<T> values(static_cast<size_t>(count));
-    to_host<T>(values, from, stream_);
-    return values;
-  }
-
-  // One row of an operand as the product takes it.
-  std::vector<double> operand(Operands operands, const DeviceBuffer<BFloat16>& bf16,
-                              std::vector<Fp8Matrix>& fp8, int64_t row) const {
-    std::vector<double> wide;
+  // A row of each operand as the product takes it.
+  std::pair<std::vector<double>, std::vector<double>> operands(Precision precision, int64_t row,
+                                                               int64_t output) const {
     const int64_t width = product_.inputs;
-    if (operands == Operands::kBf16) {
-      for (const BFloat16 value : fetch(bf16.data() + row * width, width))
-        wide.push_back(to_float(value));
-      return wide;
-    }
-    const double scale = fetch<float>(fp8[0].scales.data() + row, 1)[0];
-    for (const Fp8E4M3 value : fetch<Fp8E4M3>(fp8[0].values.data() + row * width, width))
-      wide.push_back(scale * value_of(value));
-    return wide;
+    const auto both = [&](const auto& a, const auto& w) {
+      return std::pair(a[0].row(row, width, stream_), w[0].row(output, width, stream_));
+    };
+    if (precision == Precision::kFp8) return both(a_fp8_, w_fp8_);
+    if (precision == Precision::kInt8) return both(a_int8_, w_int8_);
+    const auto wide = [&](const DeviceBuffer<BFloat16>& matrix, int64_t index) {
+      std::vector<double> values;
+      for (const BFloat16 value : fetch(matrix.data() + index * width, width, stream_))
+        values.push_back(to_float(value));
+      return values;
+    };
+    return {wide(a_[0], row), wide(w_[0], output)};
   }
 
   cudaStream_t stream_;
@@ -138,21 +159,38 @@ class ProductBench {
   Product product_;
   uint64_t next_array_ = 0;
   std::vector<DeviceBuffer<BFloat16>> a_, w_;  // copies that rotate
-  std::vector<Fp8Matrix> a8_, w8_;
+  std::vector<Fp8Matrix> a_fp8_, w_fp8_;
+  std::vector<Int8Matrix> a_int8_, w_int8_;
   DeviceBuffer<BFloat16> c_;
 };
 
-std::vector<Operands> chosen_operands(const Config& config, const DeviceInfo& gpu) {
+std::vector<Precision> chosen_precisions(const Config& config, const DeviceInfo& gpu) {
   switch (config.run.precision) {
     case PrecisionSetting::kFp8:
-      return {Operands::kFp8};
+      return {Precision::kFp8};
+    case PrecisionSetting::kInt8:
+      return {Precision::kInt8};
     case PrecisionSetting::kBf16:
-      return {Operands::kBf16};
+      return {Precision::kBf16};
     default:
       break;
   }
-  if (gpu.major < 9) return {Operands::kBf16};
-  return {Operands::kBf16, Operands::kFp8};
+  std::vector<Precision> all = {Precision::kBf16};
+  if (gpu.major >= 9) all.push_back(Precision::kFp8);
+  if (gpu.is_hopper()) all.push_back(Precision::kInt8);
+  return all;
+}
+
+// What the dimensions of a product are multiples of.
+void check_dimensions(const Product& product, const std::vector<Precision>& precisions) {
+  const bool rotated = std::ranges::find(precisions, Precision::kInt8) != precisions.end();
+  const int64_t inputs = rotated ? kHadamardBlock : 16;
+  if (product.inputs % inputs != 0 || product.outputs % 16 != 0)
+    throw UserError(
+        text("the GPU's matrix products take outputs in multiples of 16 and inputs in multiples of ", inputs),
+        text("bench.outputs ", product.outputs, ", bench.inputs ", product.inputs),
+        rotated ? "choose multiples of those, or --precision bf16, or run.device: cpu"
+                : "choose multiples of those, or run.device: cpu");
 }
 
 }  // namespace
@@ -162,9 +200,10 @@ void run_bench_gemm_cuda(const MpiSession& session, const Config& config) {
   std::vector<Product> products = named_product(config.bench);
   if (products.empty()) products = layer_products(config.bench);
   const GpuRates before = measure_gpu_rates(*device);
+  const std::vector<Precision> precisions = chosen_precisions(config, device->info());
   struct Result {
     Product product;
-    Operands operands;
+    Precision precision;
     TimedRuns time;
     double error;
   };
@@ -173,17 +212,14 @@ void run_bench_gemm_cuda(const MpiSession& session, const Config& config) {
   for (const Product& product : products) {
     std::unique_ptr<ProductBench> one;
     session.together([&] {
-      if (product.inputs % 16 != 0 || product.outputs % 16 != 0)
-        throw UserError("the GPU's matrix products take multiples of 16",
-                        text("bench.outputs ", product.outputs, ", bench.inputs ", product.inputs),
-                        "choose multiples of 16, or run.device: cpu");
+      check_dimensions(product, precisions);
       one = std::make_unique<ProductBench>(*device, matmul, product);
     });
-    for (const Operands operands : chosen_operands(config, device->info())) {
+    for (const Precision precision : precisions) {
       wait_for_all(session);
       TimedRuns time;
-      session.together([&] { time = one->time(operands, config.bench.repeats); });  // fp8 may not be possible
-      results.push_back({product, operands, time, one->error(operands)});
+      session.together([&] { time = one->time(precision, config.bench.repeats); });  // may not be possible
+      results.push_back({product, precision, time, one->error(precision)});
     }
   }
   const GpuRates rates = mean_of(before, measure_gpu_rates(*device));
@@ -197,17 +233,16 @@ void run_bench_gemm_cuda(const MpiSession& session, const Config& config) {
   for (Result& one : results) {
     const double median = spread_over_ranks(session, one.time.median_seconds).mean;
     one.error = spread_over_ranks(session, one.error).max;
-    table.add({one.product.name, one.operands == Operands::kBf16 ? "bf16" : "fp8", one.product.rows,
-               one.product.outputs, one.product.inputs, median,
-               spread_over_ranks(session, one.time.min_seconds).min, one.product.flops() / median / 1e12,
-               100 * one.product.flops() / median / rate, one.error});
+    table.add({one.product.name, name_of(one.precision), one.product.rows, one.product.outputs,
+               one.product.inputs, median, spread_over_ranks(session, one.time.min_seconds).min,
+               one.product.flops() / median / 1e12, 100 * one.product.flops() / median / rate, one.error});
   }
   report.add_table("products", table, "share of the bf16 rate below; error of sampled entries against fp64");
   report_rates(report, session, rates);
   report.publish(session, config.bench.json);
   session.together([&] {
     for (const Result& one : results)
-      check(one.error <= most_error(one.operands, one.product),
+      check(one.error <= most_error(one.precision, one.product),
             text("the product that was timed is right: ", one.product.name, ", relative error ", one.error));
   });
 }

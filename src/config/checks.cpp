@@ -215,7 +215,7 @@ class Checker {
             text(told(key), " is for GPUs, but ", told("run.device"), "; remove one of the two"));
     };
     if (run.device == DeviceSetting::kCpu) {
-      if (run.precision == PrecisionSetting::kBf16 || run.precision == PrecisionSetting::kFp8)
+      if (run.precision != PrecisionSetting::kAuto && run.precision != PrecisionSetting::kFp32)
         fault({"run.precision", "run.device"}, text(told("run.precision"), " is for GPUs, but ",
                                                     told("run.device"), "; the CPU computes in fp32"));
       if (run.transport == TransportSetting::kNccl || run.transport == TransportSetting::kStaged)
@@ -224,14 +224,15 @@ class Checker {
       if (config_.bench.kernel != KernelSetting::kAuto) only_cuda("bench.kernel");
     }
     if (run.device == DeviceSetting::kCuda && run.precision == PrecisionSetting::kFp32)
-      fault({"run.precision", "run.device"}, text(told("run.precision"), " is for the CPU, but ",
-                                                  told("run.device"), "; the GPU computes in bf16 or fp8"));
+      fault({"run.precision", "run.device"},
+            text(told("run.precision"), " is for the CPU, but ", told("run.device"),
+                 "; the GPU computes in bf16, fp8 or int8"));
   }
 
   void check_train() {
     const Config::Train& train = config_.train;
     if (subcommand_ != Subcommand::kTrain) return;
-    if (config_.run.precision == PrecisionSetting::kFp8)
+    if (config_.run.precision == PrecisionSetting::kFp8 || config_.run.precision == PrecisionSetting::kInt8)
       fault({"run.precision"}, text(told("run.precision"),
                                     ": training computes in bf16 on GPUs and in fp32 on the CPU; use auto"));
     if (train.warmup_steps > train.steps)

@@ -21,7 +21,7 @@ enum class Task { kGenerate, kScore, kEmbed };
 enum class IfExists { kError, kResume, kReplace };
 enum class ProgressMode { kAuto, kBar, kLines, kOff };
 enum class DeviceSetting { kAuto, kCpu, kCuda };
-enum class PrecisionSetting { kAuto, kFp32, kBf16, kFp8 };
+enum class PrecisionSetting { kAuto, kFp32, kBf16, kFp8, kInt8 };
 enum class TransportSetting { kAuto, kNccl, kMpi, kStaged };
 enum class KernelSetting { kAuto, kHopper, kPortable, kAll };
 enum class ActivationSetting { kAuto, kDevice, kHost, kNvme, kOff };

@@ -131,14 +131,15 @@ class CudaEngine : public Engine {
 void CudaEngine::load_weights(const WeightsRequest& request, const LayerProgress& progress) {
   const int64_t needed = weights_bytes(), available = available_bytes();
   if (needed > available)
-    throw UserError(text("the weights need ", needed / 1'000'000, " MB of GPU memory in ",
-                         name_of(precision_), ", and ", available / 1'000'000, " MB are free"),
-                    memory_place(),
-                    precision_ == Precision::kBf16
-                        ? "use a GPU with more memory, run.precision: fp8, or a smaller model; see that no "
-                          "other program holds memory of this GPU (nvidia-smi)"
-                        : "use a GPU with more memory or a smaller model; see that no other program holds "
-                          "memory of this GPU (nvidia-smi)");
+    throw UserError(
+        text("the weights need ", needed / 1'000'000, " MB of GPU memory in ", name_of(precision_), ", and ",
+             available / 1'000'000, " MB are free"),
+        memory_place(),
+        precision_ == Precision::kBf16
+            ? "use a GPU with more memory, run.precision: int8 or fp8, or a smaller model; see that no "
+              "other program holds memory of this GPU (nvidia-smi)"
+            : "use a GPU with more memory or a smaller model; see that no other program holds "
+              "memory of this GPU (nvidia-smi)");
   cudaStream_t stream = gpu_.compute();
   weights_ =
       request.checkpoint
@@ -189,6 +190,11 @@ std::unique_ptr<Engine> make_cuda_engine(const MpiSession& session, std::unique_
       throw UserError(text(info.name, " has compute capability ", info.major, ".", info.minor,
                            ", and fp8 products with a scale a token need 9.0"),
                       "run.precision: fp8", "use a Hopper GPU or a later one, or run.precision: bf16");
+    if (precision == Precision::kInt8 && !info.is_hopper())
+      throw UserError(text(info.name, " has compute capability ", info.major, ".", info.minor,
+                           ", and the int8 products are made for 9.0"),
+                      "run.precision: int8",
+                      "use a Hopper GPU, or run.precision: bf16, or fp8 on GPUs later than Hopper");
   });
   return std::make_unique<CudaEngine>(session, std::move(device), transport, config, pattern, precision);
 }

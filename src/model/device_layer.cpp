@@ -17,8 +17,8 @@ namespace {
 struct Widths {
   int64_t operand, quantised, work;
   Widths(const ModelConfig& c, Precision precision)
-      : operand(precision == Precision::kFp8 ? c.hidden : std::max(c.hidden, c.ffn)),
-        quantised(precision == Precision::kFp8 ? std::max({c.hidden, c.q_size(), c.ffn}) : 0),
+      : operand(has_eight_bits(precision) ? c.hidden : std::max(c.hidden, c.ffn)),
+        quantised(has_eight_bits(precision) ? std::max({c.hidden, c.q_size(), c.ffn}) : 0),
         work(2 * std::max(c.q_size(), c.ffn)) {}
 };
 
@@ -44,32 +44,60 @@ DeviceLayer::DeviceLayer(const DeviceWeights& weights, int64_t tile, DeviceMatmu
   check(tile >= 1, "a tile has at least one token");
   const Widths widths(weights.config, weights.precision);
   operand_ = DeviceBuffer<BFloat16>(tile * widths.operand, "normed activations of a tile", stream);
-  quantised_ = DeviceBuffer<Fp8E4M3>(tile * widths.quantised, "activations of a tile in fp8", stream);
-  scales_ = DeviceBuffer<float>(is_fp8() ? tile : 0, "scales of a tile", stream);
+  quantised_ = DeviceBuffer<uint8_t>(tile * widths.quantised, "activations of a tile in eight bits", stream);
+  scales_ = DeviceBuffer<float>(has_eight_bits(weights.precision) ? tile : 0, "scales of a tile", stream);
   work_ = DeviceBuffer<BFloat16>(tile * widths.work, "queries or MLP activations of a tile", stream);
 }
 
 int64_t DeviceLayer::bytes(const ModelConfig& config, Precision precision, int64_t tile) {
   const Widths widths(config, precision);
-  return tile *
-         (2 * (widths.operand + widths.work) + widths.quantised + (precision == Precision::kFp8 ? 4 : 0));
+  return tile * (2 * (widths.operand + widths.work) + widths.quantised + (has_eight_bits(precision) ? 4 : 0));
 }
 
 void DeviceLayer::norm(int64_t n, const BFloat16* x, const DeviceBuffer<float>& weight) {
-  const ModelConfig& c = config();
-  if (is_fp8())
-    rmsnorm(stream_, n, c.hidden, x, weight.data(), epsilon_of(c), quantised());
-  else
-    rmsnorm(stream_, n, c.hidden, x, weight.data(), epsilon_of(c), operand_.data());
+  const auto to = [&](const auto& out) {
+    rmsnorm(stream_, n, config().hidden, x, weight.data(), epsilon_of(config()), out);
+  };
+  switch (weights_.precision) {
+    case Precision::kFp8:
+      return to(fp8_operand());
+    case Precision::kInt8:
+      return to(int8_operand());
+    default:
+      return to(operand_.data());
+  }
 }
 
-// c = a W^T; in fp8, `a` is what lies in the quantised buffer.
+// SwiGLU of the gates and ups in the work buffer.
+void DeviceLayer::activate(int64_t n) {
+  const auto to = [&](const auto& out) { swiglu(stream_, n, config().ffn, work_.data(), out); };
+  switch (weights_.precision) {
+    case Precision::kFp8:
+      return to(fp8_operand());
+    case Precision::kInt8:
+      return to(int8_operand());
+    default:
+      return to(operand_.data());
+  }
+}
+
+// In eight bits, x becomes the operand of the next product.
+void DeviceLayer::quantise(int64_t n, int64_t width, const BFloat16* x) {
+  if (weights_.precision == Precision::kFp8) quantize_rows(stream_, n, width, x, fp8_operand());
+  if (weights_.precision == Precision::kInt8) quantize_rows(stream_, n, width, x, int8_operand());
+}
+
+// c = a W^T; in eight bits, `a` is what lies in the quantised buffer.
 void DeviceLayer::product(int64_t n, const BFloat16* a, const DeviceMatrix& w, BFloat16* c,
                           Accumulate accumulate) {
-  if (w.is_fp8())
-    matmul_.run(n, w.out, w.in, quantised(), w.fp8_rows(), c, accumulate);
-  else
-    matmul_.run(n, w.out, w.in, a, w.bf16.data(), c, accumulate);
+  switch (weights_.precision) {
+    case Precision::kFp8:
+      return matmul_.run(n, w.out, w.in, fp8_operand(), w.fp8_rows(), c, accumulate);
+    case Precision::kInt8:
+      return matmul_.run(n, w.out, w.in, int8_operand(), w.int8_rows(), c, accumulate);
+    default:
+      return matmul_.run(n, w.out, w.in, a, w.bf16.data(), c, accumulate);
+  }
 }
 
 void DeviceLayer::project_keys(int64_t layer, int64_t n, const BFloat16* x, BFloat16* kv) {
@@ -127,14 +155,11 @@ void DeviceLayer::attend(int64_t layer, int64_t n, std::span<const BandKeys<BFlo
   attention_forward(stream_, attention);
 
   enter(Phase::kMlp);
-  if (is_fp8()) quantize_rows(stream_, n, c.q_size(), attended, quantised());
+  quantise(n, c.q_size(), attended);
   product(n, attended, w.o, x, Accumulate::kAdd);
   norm(n, x, w.mlp_norm);
   product(n, operand_.data(), w.gate_up, work_.data(), Accumulate::kOverwrite);
-  if (is_fp8())
-    swiglu(stream_, n, c.ffn, work_.data(), quantised());
-  else
-    swiglu(stream_, n, c.ffn, work_.data(), operand_.data());
+  activate(n);
   product(n, operand_.data(), w.down, x, Accumulate::kAdd);
 }
 

@@ -8,8 +8,8 @@
 //
 // The temporaries of a tile are two buffers, because most of them never live at once: `operand` holds what a
 // product reads (normed or activated rows), `work` holds queries and attention output, later gates and ups.
-// In fp8 the operand is quantised by the norm and the activation themselves, the attention output in a pass
-// of its own.
+// In eight bits the operand is quantised by the norm and the activation themselves, the attention output in a
+// pass of its own.
 #pragma once
 
 #include <cstdint>
@@ -70,9 +70,11 @@ class DeviceLayer {
   void enter(Phase phase) {
     if (clock_ != nullptr) clock_->enter(phase);
   }
-  bool is_fp8() const { return weights_.precision == Precision::kFp8; }
-  Fp8Rows quantised() { return {quantised_.data(), scales_.data()}; }
+  Fp8Rows fp8_operand() { return {reinterpret_cast<Fp8E4M3*>(quantised_.data()), scales_.data()}; }
+  Int8Rows int8_operand() { return {reinterpret_cast<int8_t*>(quantised_.data()), scales_.data()}; }
   void norm(int64_t n, const BFloat16* x, const DeviceBuffer<float>& weight);
+  void quantise(int64_t n, int64_t width, const BFloat16* x);
+  void activate(int64_t n);
   void product(int64_t n, const BFloat16* a, const DeviceMatrix& w, BFloat16* c, Accumulate accumulate);
 
   const DeviceWeights& weights_;
@@ -81,9 +83,9 @@ class DeviceLayer {
   cudaStream_t stream_;
   PhaseClock* clock_ = nullptr;
   DeviceBuffer<double> frequencies_;  // [d/2]
-  DeviceBuffer<BFloat16> operand_;    // [tile, max(D, F)] in bf16; [tile, D] in fp8, for the head alone
-  DeviceBuffer<Fp8E4M3> quantised_;   // [tile, max(D, H*d, F)] in fp8
-  DeviceBuffer<float> scales_;        // [tile] in fp8
+  DeviceBuffer<BFloat16> operand_;    // [tile, max(D, F)] in bf16; [tile, D] else, for the head alone
+  DeviceBuffer<uint8_t> quantised_;   // [tile, max(D, H*d, F)] in eight bits
+  DeviceBuffer<float> scales_;        // [tile] in eight bits
   DeviceBuffer<BFloat16> work_;       // [tile, max(2*H*d, 2F)]: queries, then attention output; or gates, ups
   int64_t first_position_ = 0;        // of the queries made last
   const int64_t* position_ = nullptr;  //

@@ -14,7 +14,9 @@ namespace longhalo {
 namespace {
 
 constexpr int64_t kSide = 8192;
+constexpr int64_t kElements = kSide * kSide;
 constexpr int kRunsPerSample = 4;
+constexpr const char* kPurpose = "measuring the matrix product rate";
 
 // Median of samples of a few runs each, after a warm-up. Normal numbers: a card draws less power, and is
 // faster, on zeros.
@@ -36,28 +38,35 @@ double rate_of(cudaStream_t stream, double seconds, const std::function<void()>&
   return 2.0 * kSide * kSide * kSide / samples[samples.size() / 2];
 }
 
+// In eight bits, of operands quantised from a and w.
+template <class Rows, class Value>
+double rate_of_rows(DeviceMatmul& matmul, cudaStream_t stream, double seconds, const BFloat16* a,
+                    const BFloat16* w, BFloat16* c) {
+  DeviceBuffer<Value> a8(kElements, kPurpose, stream), w8(kElements, kPurpose, stream);
+  DeviceBuffer<float> a_scales(kSide, kPurpose, stream), w_scales(kSide, kPurpose, stream);
+  const Rows a_rows{a8.data(), a_scales.data()}, w_rows{w8.data(), w_scales.data()};
+  quantize_rows(stream, kSide, kSide, a, a_rows);
+  quantize_rows(stream, kSide, kSide, w, w_rows);
+  return rate_of(stream, seconds, [&] { matmul.run(kSide, kSide, kSide, a_rows, w_rows, c); });
+}
+
 }  // namespace
 
 MatmulRates measure_device_rates(DeviceMatmul& matmul, Precision precision, cudaStream_t stream,
                                  double seconds) {
-  constexpr int64_t kElements = kSide * kSide;
-  const char* purpose = "measuring the matrix product rate";
-  DeviceBuffer<BFloat16> a(kElements, purpose, stream), w(kElements, purpose, stream),
-      c(kElements, purpose, stream);
+  DeviceBuffer<BFloat16> a(kElements, kPurpose, stream), w(kElements, kPurpose, stream),
+      c(kElements, kPurpose, stream);
   fill_normal(stream, kElements, 1, 0, 1.0F, a.data());
   fill_normal(stream, kElements, 1, 1, 1.0F, w.data());
   MatmulRates rates;
-  const double share = precision == Precision::kFp8 ? seconds / 2 : seconds;
+  const double share = has_eight_bits(precision) ? seconds / 2 : seconds;
   rates.attention =
       rate_of(stream, share, [&] { matmul.run(kSide, kSide, kSide, a.data(), w.data(), c.data()); });
   rates.products = rates.attention;
-  if (precision != Precision::kFp8) return rates;
-  DeviceBuffer<Fp8E4M3> a8(kElements, purpose, stream), w8(kElements, purpose, stream);
-  DeviceBuffer<float> a_scales(kSide, purpose, stream), w_scales(kSide, purpose, stream);
-  const Fp8Rows a_rows{a8.data(), a_scales.data()}, w_rows{w8.data(), w_scales.data()};
-  quantize_rows(stream, kSide, kSide, a.data(), a_rows);
-  quantize_rows(stream, kSide, kSide, w.data(), w_rows);
-  rates.products = rate_of(stream, share, [&] { matmul.run(kSide, kSide, kSide, a_rows, w_rows, c.data()); });
+  if (precision == Precision::kFp8)
+    rates.products = rate_of_rows<Fp8Rows, Fp8E4M3>(matmul, stream, share, a.data(), w.data(), c.data());
+  if (precision == Precision::kInt8)
+    rates.products = rate_of_rows<Int8Rows, int8_t>(matmul, stream, share, a.data(), w.data(), c.data());
   return rates;
 }
 

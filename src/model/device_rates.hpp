@@ -8,8 +8,8 @@
 
 namespace longhalo {
 
-/// bf16 for attention, and for the layers' products too unless `precision` is kFp8. About `seconds`; the host
-/// waits. `matmul` queues on `stream`.
+/// bf16 for attention, and for the layers' products too unless `precision` is kFp8 or kInt8. About `seconds`;
+/// the host waits. `matmul` queues on `stream`.
 MatmulRates measure_device_rates(DeviceMatmul& matmul, Precision precision, cudaStream_t stream,
                                  double seconds);
 

@@ -136,7 +136,7 @@ class Maker {
     return values;
   }
 
-  // Parts one below the other. In fp8 the bf16 rows live only until they are quantised.
+  // Parts one below the other. In eight bits the bf16 rows live only until they are quantised.
   DeviceMatrix matrix(std::initializer_list<Part> parts, int64_t in) {
     DeviceMatrix w;
     w.in = in;
@@ -148,13 +148,20 @@ class Maker {
       source_.matrix(part.name, part.rows, in, to);
       to += part.rows * in;
     }
-    if (precision_ == Precision::kFp8) {
-      w.fp8 = DeviceBuffer<Fp8E4M3>(w.out * in, "weights in fp8", stream_);
-      w.scales = DeviceBuffer<float>(w.out, "scales of weights", stream_);
-      quantize_rows_least_error(stream_, w.out, in, w.bf16.data(), {w.fp8.data(), w.scales.data()});
-      w.bf16 = {};
-    }
+    if (has_eight_bits(precision_)) quantise(w);
     return w;
+  }
+
+  void quantise(DeviceMatrix& w) {
+    w.scales = DeviceBuffer<float>(w.out, "scales of weights", stream_);
+    if (precision_ == Precision::kFp8) {
+      w.fp8 = DeviceBuffer<Fp8E4M3>(w.out * w.in, "weights in fp8", stream_);
+      quantize_rows_least_error(stream_, w.out, w.in, w.bf16.data(), {w.fp8.data(), w.scales.data()});
+    } else {
+      w.int8 = DeviceBuffer<int8_t>(w.out * w.in, "weights in int8", stream_);
+      quantize_rows(stream_, w.out, w.in, w.bf16.data(), Int8Rows{w.int8.data(), w.scales.data()});
+    }
+    w.bf16 = {};
   }
 
   DeviceLayerWeights make_layer(int64_t index) {
@@ -190,7 +197,7 @@ int64_t device_weights_bytes(const ModelConfig& c, Precision precision, int64_t 
   const int64_t matrix_rows = 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn;  // with D columns, or as large
   const int64_t outputs = c.q_size() + 2 * c.kv_size() + 2 * c.ffn + 2 * c.hidden;
   const int64_t elements = matrix_rows * c.hidden;
-  const int64_t matrices = precision == Precision::kFp8 ? elements + 4 * outputs : 2 * elements;
+  const int64_t matrices = has_eight_bits(precision) ? elements + 4 * outputs : 2 * elements;
   const int64_t vectors = 4 * (2 * c.hidden + c.heads + strided_bands * c.kv_size());
   const int64_t tables = c.tied_embeddings ? 1 : 2;
   return c.layers * (matrices + vectors) + 4 * c.hidden + 2 * tables * c.vocabulary * c.hidden;
@@ -201,7 +208,9 @@ std::optional<UserError> device_shape_objection(const ModelConfig& c, Precision 
   if (c.head_dim != 64 && c.head_dim != 128)
     return UserError(text("a head dimension of ", c.head_dim, " is not supported on the GPU"), origin,
                      "the GPU takes 64 and 128; set run.device: cpu for this model");
-  const int64_t multiple = precision == Precision::kFp8 ? 16 : 8;
+  const int64_t multiple = precision == Precision::kInt8  ? kHadamardBlock
+                           : precision == Precision::kFp8 ? 16
+                                                          : 8;
   struct Size {
     const char* key;
     int64_t value;

@@ -1,5 +1,6 @@
-// The weights of one model in the memory of this rank's GPU: matrices in bf16, or the layers' in fp8 (e4m3
-// with a scale an output channel, the one of least error), small vectors in fp32. Replicated on every rank.
+// The weights of one model in the memory of this rank's GPU: matrices in bf16, or the layers' in eight bits
+// with a scale an output channel (e4m3, with the scale of least error, or int8), small vectors in fp32.
+// Replicated on every rank.
 //
 // They come tensor by tensor through two small pinned buffers, or are made on the device; the host never
 // holds the model. Matrices that read the same input are one (keys and values; gate and up), so that one
@@ -15,20 +16,22 @@
 #include "core/error.hpp"
 #include "device/device_buffer.hpp"
 #include "kernels/common/fp8.hpp"
+#include "kernels/common/int8.hpp"
 #include "model/precision.hpp"
 #include "model/weights.hpp"
 
 namespace longhalo {
 
-/// W [out, in], in one of its two forms.
+/// W [out, in], in one of its three forms; the others are empty.
 struct DeviceMatrix {
   int64_t out = 0, in = 0;
-  DeviceBuffer<BFloat16> bf16;  // empty in fp8
-  DeviceBuffer<Fp8E4M3> fp8;    // empty in bf16
-  DeviceBuffer<float> scales;   // [out], with fp8
+  DeviceBuffer<BFloat16> bf16;
+  DeviceBuffer<Fp8E4M3> fp8;
+  DeviceBuffer<int8_t> int8;
+  DeviceBuffer<float> scales;  // [out], with fp8 and int8
 
-  bool is_fp8() const { return !fp8.empty(); }
   ConstFp8Rows fp8_rows() const { return {fp8.data(), scales.data()}; }
+  ConstInt8Rows int8_rows() const { return {int8.data(), scales.data()}; }
 };
 
 struct DeviceLayerWeights {

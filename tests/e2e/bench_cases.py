@@ -267,7 +267,7 @@ class BenchGpu(BenchCase):
     def test_gemm(self):
         result = self.cuda(*self.PRODUCT, ranks=1)
         self.assert_rates(result)
-        self.assertIn([row["precision"] for row in result["products"]], (["bf16"], ["bf16", "fp8"]))
+        self.assertIn([row["precision"] for row in result["products"]], (["bf16"], ["bf16", "fp8"], ["bf16", "fp8", "int8"]))
         for row in result["products"]:
             self.assert_row(row, rows=256, outputs=128, inputs=384)
             self.assert_near(row["tflops"] * row["median_seconds"], 2 * 256 * 128 * 384 / 1e12)

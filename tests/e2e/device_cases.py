@@ -25,9 +25,11 @@ class DeviceSetting(Case):
         self.assert_refused(run, "run.device is cuda, but there is no GPU", "run.device: cpu", "LONGHALO_CUDA=ON")
         self.assertFalse((self.out / "results.jsonl").exists() and (self.out / "results.jsonl").read_text())
 
-    def test_fp8_without_gpu(self):
-        run = self.infer(self.config(), "--set", "run.device=auto", "--set", "run.precision=fp8", environment=NO_GPU)
-        self.assert_refused(run, "the CPU computes in fp32 alone", "run.precision")
+    def test_eight_bits_without_gpu(self):
+        for precision in ("fp8", "int8"):
+            run = self.infer(self.config(), "--set", "run.device=auto", "--set", f"run.precision={precision}",
+                             environment=NO_GPU)
+            self.assert_refused(run, "the CPU computes in fp32 alone", "run.precision")
 
     def test_auto_without_gpu_is_the_cpu_and_says_so(self):
         run = self.infer(self.config(tasks=["score"]), "--set", "run.device=auto", environment=NO_GPU)
@@ -91,11 +93,11 @@ class InferGpu(OneGpu, Case):
         config = self.config(model={"path": str(model)}, embed={"chunk_tokens": 32})
         on_cpu = self.succeed(config)
         cpu = self.arrays(self.out, on_cpu)
-        for precision, tolerance in (("bf16", 2**-5), ("fp8", 2**-2)):  # nats, as a mean over the tokens
+        for precision, tolerance in (("bf16", 2**-5), ("fp8", 2**-2), ("int8", 2**-3)):  # nats, a mean over tokens
             out = self.dir / precision
             config["output"]["directory"] = str(out)
             run, records = self.on_gpu(config, "--set", f"run.precision={precision}")
-            if precision == "fp8" and "compute capability" in run.err and run.code:
+            if precision != "bf16" and "compute capability" in run.err and run.code:
                 continue
             self.assertEqual(records.keys(), on_cpu.keys())
             gpu = self.arrays(out, records)

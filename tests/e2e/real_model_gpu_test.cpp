@@ -34,8 +34,7 @@ using test::session;
 const std::filesystem::path kText = "/usr/share/common-licenses/GPL-3";
 constexpr int64_t kTextTokens = 4001;  // a multiple of nothing
 constexpr int64_t kAnswerTokens = 64;
-constexpr double kFp8Perplexity = 0.05;  // largest relative change that is taken for rounding
-constexpr size_t kBlock = 128;           // tokens whose scores are judged together
+constexpr size_t kBlock = 128;  // tokens whose scores are judged together
 const AttentionPattern kPattern = AttentionPattern::window_and_landmarks(512, 64);
 constexpr const char* kPrompts[] = {
     "What is this document, and who is it for?",
@@ -280,18 +279,22 @@ TEST_F(RealModelGpu, OneRankAndSeveralAgree) {
   expect_perplexity("bf16, on one rank", perplexity(alone), perplexity(cpu().scores), 0.005);
 }
 
-TEST_F(RealModelGpu, Fp8KeepsThePerplexity) {
-  if (device().info().major < 9) GTEST_SKIP() << "fp8 products need compute capability 9.0";
-  const std::unique_ptr<Engine> engine = loaded(session(), Precision::kFp8);
-  const ReadText read = read_text(session(), *engine, cpu().tokens);
-  if (!session().is_root()) return;
-  ASSERT_EQ(read.scores.size(), cpu().scores.size());
-  // docs/performance.md has what the rounding costs this small model on several texts.
-  expect_perplexity("fp8", perplexity(read.scores), perplexity(cpu().scores), kFp8Perplexity);
-  // What tells fp8 from bf16: its roundings are 16 times as large.
-  const std::vector<float> moved =
-      difference(std::span(read.scores).subspan(1), std::span(cpu().scores).subspan(1));
-  EXPECT_GT(root_mean_square(moved), bound() * cpu().spread / std::sqrt(3));
+// docs/performance.md has what the roundings cost this small model on several texts.
+TEST_F(RealModelGpu, EightBitsKeepThePerplexity) {
+  if (!device().info().is_hopper()) GTEST_SKIP() << "products in int8 need compute capability 9.0";
+  for (const auto& [precision, most] :
+       {std::pair(Precision::kFp8, 0.05), std::pair(Precision::kInt8, 0.01)}) {
+    const std::unique_ptr<Engine> engine = loaded(session(), precision);
+    const ReadText read = read_text(session(), *engine, cpu().tokens);
+    if (!session().is_root()) continue;
+    ASSERT_EQ(read.scores.size(), cpu().scores.size());
+    expect_perplexity(name_of(precision), perplexity(read.scores), perplexity(cpu().scores), most);
+    // What tells them from bf16, whose roundings are a fraction of theirs.
+    const std::vector<float> moved =
+        difference(std::span(read.scores).subspan(1), std::span(cpu().scores).subspan(1));
+    EXPECT_GT(root_mean_square(moved),
+              bound() * cpu().spread / std::sqrt(3) / (precision == Precision::kInt8 ? 4 : 1));
+  }
 }
 
 }  // namespace

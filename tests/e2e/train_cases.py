@@ -261,8 +261,10 @@ class Train(TrainingCase):
         self.assert_refused(self.train(self.training(train={"warmup_steps": 70})), "train.warmup_steps 70")
         self.assert_refused(self.train(self.training(), "--set", "run.device=cuda",
                                        environment={"CUDA_VISIBLE_DEVICES": ""}), "cuda, but there is no GPU")
-        self.assert_refused(self.train(self.training(), "--set", "run.device=auto", "--set", "run.precision=fp8"),
-                            "training computes in bf16 on GPUs")
+        for precision in ("fp8", "int8"):
+            self.assert_refused(
+                self.train(self.training(), "--set", "run.device=auto", "--set", f"run.precision={precision}"),
+                "training computes in bf16 on GPUs")
         self.out.mkdir(exist_ok=True)
         (self.out / "model").write_text("what the last step would meet")
         self.assert_refused(self.train(self.training()), self.out / "model", "a file has it")

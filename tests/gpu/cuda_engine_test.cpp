@@ -134,7 +134,8 @@ TEST_F(CudaEngineTest, WeightsThatDoNotFitAreSaidBeforeTheyAreLoaded) {
     FAIL() << "weights of petabytes were loaded";
   } catch (const UserError& error) {
     EXPECT_NE(std::string(error.what()).find("the weights need"), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("run.precision: fp8"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("run.precision: int8 or fp8"), std::string::npos)
+        << error.what();
   }
 }
 
@@ -146,6 +147,12 @@ TEST(DeviceShape, WhatTheKernelsDoNotTakeIsRefusedByName) {
   ASSERT_TRUE(device_shape_objection(config, Precision::kFp8, "config.json"));
   EXPECT_NE(std::string(device_shape_objection(config, Precision::kFp8, "config.json")->what())
                 .find("intermediate_size"),
+            std::string::npos);
+  config.ffn = 208;  // a multiple of 16, not of 64
+  EXPECT_FALSE(device_shape_objection(config, Precision::kFp8, "config.json"));
+  ASSERT_TRUE(device_shape_objection(config, Precision::kInt8, "config.json"));
+  EXPECT_NE(std::string(device_shape_objection(config, Precision::kInt8, "config.json")->what())
+                .find("a multiple of 64"),
             std::string::npos);
   config.head_dim = 80;
   EXPECT_TRUE(device_shape_objection(config, Precision::kBf16, "config.json"));

@@ -236,18 +236,20 @@ TEST_F(DeviceModel, TheContextStaysSmall) {
   EXPECT_LE(rows, 100 + 64 + 16 + 771 / 8 + 2 + 1);  // slack, a tile, and the pooling states
 }
 
-// fp8 rounds both operands of a product to 2^-4 of themselves, and five products of a layer shape what it
-// adds to the residual stream (queries; keys and values; output; gate and up; down). What the layers add is
-// independent too.
-TEST_F(DeviceModel, Fp8IsCloseButNotTheSame) {
-  if (device().info().major < 9) GTEST_SKIP() << "fp8 products need compute capability 9.0";
-  const double bound = 0x1p-4 * std::sqrt(2.0 * 5);  // operands, products
+// Five products of a layer shape what it adds to the residual stream (queries; keys and values; output; gate
+// and up; down), and what the layers add is independent too. fp8 rounds both operands of a product to 2^-4 of
+// themselves. int8 rounds them to half of 1/127 of a row's largest, which rotation keeps below eight times
+// the row's root mean square: to 2^-5 of that at most.
+TEST_F(DeviceModel, EightBitsAreCloseButNotTheSame) {
+  if (!device().info().is_hopper()) GTEST_SKIP() << "products in int8 need compute capability 9.0";
+  const double products = std::sqrt(2.0 * 5);  // operands, products
+  const double bounds[] = {0, 0x1p-4 * products, 0x1p-5 * products};
   const Weights host = host_weights(config_, pattern_, 5);
   const std::vector<double> hidden =
       made_by_root<double>([&] { return test::reference_hidden(host, pattern_, document_); });
   const ShardPlan shards(771, session().ranks(), shard_alignment(pattern_.strides()));
   std::vector<double> errors;
-  for (const Precision precision : {Precision::kBf16, Precision::kFp8}) {
+  for (const Precision precision : {Precision::kBf16, Precision::kFp8, Precision::kInt8}) {
     const DeviceWeights weights = on_device(host, pattern_, precision);
     poison_free_memory();
     DevicePrefill prefill(room(), weights, pattern_, shards, kTile);
@@ -260,10 +262,13 @@ TEST_F(DeviceModel, Fp8IsCloseButNotTheSame) {
     decoder.extend(state, std::span(document_).first(20));
     EXPECT_NO_THROW(decoder.most_likely());
   }
-  EXPECT_LE(errors[1], bound);
-  if (session().is_root()) {
-    EXPECT_GT(errors[1], errors[0]);
+  for (const size_t eight : {1U, 2U}) {
+    EXPECT_LE(errors[eight], bounds[eight]);
+    if (session().is_root()) {
+      EXPECT_GT(errors[eight], errors[0]);
+    }
   }
+  EXPECT_LT(errors[2], errors[1]);
 }
 
 TEST_F(DeviceModel, HiddenStatesThatAreNotFiniteAreRefusedByToken) {

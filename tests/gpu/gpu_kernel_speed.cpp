@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -78,14 +79,14 @@ class Bench {
     product_gradients(16384);
     for (const auto& line : lines_)
       std::printf("%-44s %12.1f %12.1f %7.1f%%\n", line.name.c_str(), line.seconds * 1e6, line.rate,
-                  100 * line.rate / (line.fp8 ? best_fp8_ : best_bf16_));
+                  100 * line.rate / best_[line.type]);
   }
 
  private:
   struct Line {
     std::string name;
     double seconds, rate;
-    bool fp8;
+    std::string type;
   };
 
   DeviceBuffer<BFloat16> random(int64_t count) {
@@ -117,6 +118,7 @@ class Bench {
     DeviceBuffer<float> weight = zeros(d), scales = zeros(n);
     DeviceBuffer<int64_t> first(1, "bench output", stream_);
     const Fp8Rows fp8{reinterpret_cast<Fp8E4M3*>(small.data()), scales.data()};
+    const Int8Rows int8{reinterpret_cast<int8_t*>(small.data()), scales.data()};
     const double all = static_cast<double>(n) * static_cast<double>(d);
     const std::string shape = text(" [", n, ", ", d, "]");
     report("rmsnorm" + shape, 4 * all,
@@ -124,6 +126,10 @@ class Bench {
     report("rmsnorm to fp8" + shape, 3 * all,
            [&](int t) { rmsnorm(stream_, n, d, x[t].data(), weight.data(), 1e-5F, fp8); });
     report("quantize rows" + shape, 3 * all, [&](int t) { quantize_rows(stream_, n, d, x[t].data(), fp8); });
+    report("rmsnorm to int8" + shape, 3 * all,
+           [&](int t) { rmsnorm(stream_, n, d, x[t].data(), weight.data(), 1e-5F, int8); });
+    report("quantize rows to int8" + shape, 3 * all,
+           [&](int t) { quantize_rows(stream_, n, d, x[t].data(), int8); });
     report("rotary of 32 heads of 128" + shape, 4 * all,
            [&](int t) { rotary(stream_, n, d / 128, 128, frequencies(), 5e6, 1, x[t].data(), d); });
     std::vector<int32_t> tokens;
@@ -145,12 +151,14 @@ class Bench {
     DeviceBuffer<uint8_t> small(n * f, "bench output", stream_);
     DeviceBuffer<float> scales = zeros(n);
     const Fp8Rows fp8{reinterpret_cast<Fp8E4M3*>(small.data()), scales.data()};
+    const Int8Rows int8{reinterpret_cast<int8_t*>(small.data()), scales.data()};
     const double all = static_cast<double>(n) * static_cast<double>(f);
     const std::string shape = text(" [", n, ", ", f, "]");
     report("swiglu" + shape, 6 * all, [&](int t) { swiglu(stream_, n, f, gate_up[t].data(), out.data()); });
     report("swiglu to fp8" + shape, 5 * all, [&](int t) { swiglu(stream_, n, f, gate_up[t].data(), fp8); });
     report("quantize rows" + shape, 3 * all,
            [&](int t) { quantize_rows(stream_, n, f, gate_up[t].data(), fp8); });
+    report("swiglu to int8" + shape, 5 * all, [&](int t) { swiglu(stream_, n, f, gate_up[t].data(), int8); });
   }
 
   const double* frequencies() {
@@ -319,8 +327,9 @@ class Bench {
                                                                  const std::function<void(int)>& work) {
         work(0);  // chooses
         const double seconds = median_seconds(stream_, work), rate = flops / seconds * 1e-12;
-        best_bf16_ = std::max(best_bf16_, rate);
-        lines_.push_back({text(what, " of ", name, " [", m, ", ", out, ", ", in, "]"), seconds, rate, false});
+        best_["bf16"] = std::max(best_["bf16"], rate);
+        lines_.push_back(
+            {text(what, " of ", name, " [", m, ", ", out, ", ", in, "]"), seconds, rate, "bf16"});
       };
       add_line("da", [&, out = out, in = in](int t) {
         matmul_.input_gradient(m, out, in, dc[t].data(), w.data(), da.data());
@@ -337,7 +346,7 @@ class Bench {
       int64_t out, in;
       Accumulate accumulate;
     };
-    const bool has_fp8 = current_device_info().major >= 9;
+    const bool has_eight_bits = current_device_info().is_hopper();
     for (const Shape& s :
          {Shape{"square", 16384, 16384, Accumulate::kOverwrite},
           Shape{"q", 4096, 4096, Accumulate::kOverwrite}, Shape{"kv", 2048, 4096, Accumulate::kOverwrite},
@@ -348,35 +357,40 @@ class Bench {
                              c = random(m * s.out);
       const double flops =
           2.0 * static_cast<double>(m) * static_cast<double>(s.out) * static_cast<double>(s.in);
-      const auto add_line = [&](const char* type, bool fp8, const std::function<void(int)>& work) {
+      const auto add_line = [&](const std::string& type, const std::function<void(int)>& work) {
         work(0);  // chooses
         const double seconds = median_seconds(stream_, work), rate = flops / seconds * 1e-12;
-        double& best = fp8 ? best_fp8_ : best_bf16_;
-        best = std::max(best, rate);
+        best_[type] = std::max(best_[type], rate);
         lines_.push_back(
-            {text(type, " ", s.name, " [", m, ", ", s.out, ", ", s.in, "]"), seconds, rate, fp8});
+            {text(type, " ", s.name, " [", m, ", ", s.out, ", ", s.in, "]"), seconds, rate, type});
       };
-      add_line("bf16", false,
+      add_line("bf16",
                [&](int t) { matmul_.run(m, s.out, s.in, a[t].data(), w.data(), c.data(), s.accumulate); });
-      if (!has_fp8) continue;
-      DeviceBuffer<uint8_t> qa(m * s.in, "fp8", stream_), qw(s.out * s.in, "fp8", stream_);
+      if (!has_eight_bits) continue;
+      DeviceBuffer<uint8_t> qa(m * s.in, "operand", stream_), qw(s.out * s.in, "operand", stream_);
       DeviceBuffer<float> a_scales = zeros(m), w_scales = zeros(s.out);
       const Fp8Rows fa{reinterpret_cast<Fp8E4M3*>(qa.data()), a_scales.data()};
       const Fp8Rows fw{reinterpret_cast<Fp8E4M3*>(qw.data()), w_scales.data()};
       quantize_rows(stream_, m, s.in, a[0].data(), fa);
       quantize_rows(stream_, s.out, s.in, w.data(), fw);
       try {
-        add_line("fp8 ", true, [&](int) { matmul_.run(m, s.out, s.in, fa, fw, c.data(), s.accumulate); });
+        add_line("fp8", [&](int) { matmul_.run(m, s.out, s.in, fa, fw, c.data(), s.accumulate); });
       } catch (const UserError& error) {
         std::printf("fp8 %s: %s\n", s.name, error.what());
       }
+      const Int8Rows ia{reinterpret_cast<int8_t*>(qa.data()), a_scales.data()};
+      const Int8Rows iw{reinterpret_cast<int8_t*>(qw.data()), w_scales.data()};
+      quantize_rows(stream_, m, s.in, a[0].data(), ia);
+      quantize_rows(stream_, s.out, s.in, w.data(), iw);
+      add_line("int8", [&](int) { matmul_.run(m, s.out, s.in, ia, iw, c.data(), s.accumulate); });
     }
   }
 
   cudaStream_t stream_;
   DeviceMatmul matmul_;
   DeviceBuffer<double> frequencies_;
-  double copy_rate_ = 0, best_bf16_ = 0, best_fp8_ = 0;
+  double copy_rate_ = 0;
+  std::map<std::string, double> best_;  // rate by type
   int64_t made_ = 0;
   std::vector<Line> lines_;
 };

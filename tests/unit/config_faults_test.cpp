@@ -201,16 +201,18 @@ TEST(ConfigFaults, ModelsThatCannotBe) {
 
 TEST(ConfigFaults, DevicesThatCannotBe) {
   const auto run = [](const std::string& keys) { return faults("run: {" + keys + "}"); };
-  for (const char* good : {"device: cuda", "device: cpu", "device: cpu, precision: fp32",
-                           "device: cpu, transport: mpi", "device: cuda, precision: fp8, transport: nccl",
-                           "precision: bf16", "precision: fp32", "share_gpus: true", "share_gpus: false",
-                           "device: cuda, share_gpus: true, transport: staged", "token_tile: 0"}) {
+  for (const char* good :
+       {"device: cuda", "device: cpu", "device: cpu, precision: fp32", "device: cpu, transport: mpi",
+        "device: cuda, precision: fp8, transport: nccl", "precision: bf16", "precision: fp32",
+        "precision: int8", "share_gpus: true", "share_gpus: false",
+        "device: cuda, share_gpus: true, transport: staged", "token_tile: 0"}) {
     EXPECT_EQ(run(good), "") << good;
   }
   EXPECT_TRUE(holds(run("device: cpu, precision: bf16"),
                     "x.yaml:1:20: run.precision \"bf16\" (x.yaml:1:20) is for GPUs, but run.device \"cpu\" "
                     "(x.yaml:1:7); the CPU computes in fp32"));
   EXPECT_TRUE(holds(run("device: cpu, precision: fp8"), "run.precision \"fp8\""));
+  EXPECT_TRUE(holds(run("device: cpu, precision: int8"), "run.precision \"int8\""));
   EXPECT_TRUE(holds(run("device: cuda, precision: fp32"),
                     "run.precision \"fp32\" (x.yaml:1:21) is for the CPU, but run.device \"cuda\""));
   EXPECT_TRUE(holds(run("device: cpu, transport: nccl"), "run.transport \"nccl\""));
