@@ -221,7 +221,8 @@ struct ConfigSources {
 };
 
 /// The variables of this process that begin with LONGHALO_. Of these load_config() reads the ones with a
-/// double underscore: LONGHALO_ATTENTION__WINDOW is attention.window.
+/// double underscore: LONGHALO_ATTENTION__WINDOW is attention.window. Of the others it refuses those that are
+/// likely to be meant so, such as LONGHALO_ATTENTION_WINDOW.
 std::vector<std::pair<std::string, std::string>> config_environment();
 
 /// Reads and validates. Throws one UserError that lists every fault of every source, each with its place

@@ -45,10 +45,14 @@ class Loader {
         key += static_cast<char>(std::tolower(static_cast<unsigned char>(rest[i])));
       }
     }
-    // Without "__" only a key outside all sections is meant; other LONGHALO_ variables belong to someone
-    // else.
-    if (key.find('.') == std::string::npos && schema().find_key(key) == nullptr) return;
-    apply_value(key, value, {ValueSource::Kind::kEnvironment, name});
+    const ValueSource source{ValueSource::Kind::kEnvironment, name};
+    if (key.find('.') == std::string::npos && schema().find_key(key) == nullptr) {
+      // Without "__" it is no setting, but it may have been meant as one: LONGHALO_RUN_DEVICE. The others,
+      // such as LONGHALO_ROOT, belong to someone else.
+      if (nearest_spelling(key, schema().key_paths())) faults_.add(source.place({}), unknown(key, source));
+      return;
+    }
+    apply_value(key, value, source);
   }
 
   void apply_override(const std::string& assignment) {
@@ -132,10 +136,12 @@ class Loader {
   }
 
   static std::string unknown(const std::string& path, const ValueSource& source) {
-    const std::string said = source.kind == ValueSource::Kind::kEnvironment
-                                 ? std::string("names no config key")
-                                 : "unknown key " + in_quotes(path);
-    if (const auto hint = nearest_key(path, schema().all_paths())) {
+    const bool is_variable = source.kind == ValueSource::Kind::kEnvironment;
+    const std::string said =
+        is_variable ? std::string("names no config key") : "unknown key " + in_quotes(path);
+    auto hint = is_variable ? nearest_spelling(path, schema().key_paths()) : std::nullopt;
+    if (!hint) hint = nearest_key(path, schema().all_paths());
+    if (hint) {
       return text(said, "; did you mean ", source.spell(*hint), "?");
     }
     // Nothing is near: say what the section that does exist has to offer.

@@ -15,6 +15,12 @@ std::pair<std::string_view, std::string_view> split_leaf(std::string_view path) 
   return {path.substr(0, dot), path.substr(dot + 1)};
 }
 
+std::string with_underscores(std::string_view path) {
+  std::string flat(path);
+  std::replace(flat.begin(), flat.end(), '.', '_');
+  return flat;
+}
+
 }  // namespace
 
 std::optional<std::string> nearest_key(std::string_view path, const std::vector<std::string>& known) {
@@ -32,6 +38,20 @@ std::optional<std::string> nearest_key(std::string_view path, const std::vector<
       least = cost;
       best = candidate;
     }
+  }
+  return best;
+}
+
+std::optional<std::string> nearest_spelling(std::string_view name, const std::vector<std::string>& known) {
+  constexpr int64_t kMostWrong = 2;
+  const std::string flat = with_underscores(name);
+  std::optional<std::string> best;
+  int64_t least = std::min(kMostWrong, likely_edits(flat)) + 1;
+  for (const std::string& candidate : known) {
+    const int64_t wrong = edit_distance(flat, with_underscores(candidate));
+    if (wrong >= least) continue;
+    least = wrong;
+    best = candidate;
   }
   return best;
 }

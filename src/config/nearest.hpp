@@ -12,4 +12,9 @@ namespace longhalo {
 /// elsewhere.
 std::optional<std::string> nearest_key(std::string_view path, const std::vector<std::string>& known);
 
+/// The key that a variable's name means where an underscore is missing, or doubled in vain: dots of keys and
+/// underscores count alike, and at most two letters may be wrong, since names without a section may be
+/// anybody's.
+std::optional<std::string> nearest_spelling(std::string_view name, const std::vector<std::string>& known);
+
 }  // namespace longhalo

@@ -347,12 +347,19 @@ const ConfigSection* ConfigSchema::find_section(std::string_view path) const {
   return found == sections.end() ? nullptr : &*found;
 }
 
+std::vector<std::string> ConfigSchema::key_paths() const {
+  std::vector<std::string> paths;
+  for (const ConfigKey& one : keys)
+    paths.push_back(one.path);
+  return paths;
+}
+
 std::vector<std::string> ConfigSchema::all_paths() const {
   std::vector<std::string> paths;
   for (const ConfigSection& section : sections)
     paths.push_back(section.path);
-  for (const ConfigKey& one : keys)
-    paths.push_back(one.path);
+  for (std::string& path : key_paths())
+    paths.push_back(std::move(path));
   return paths;
 }
 

@@ -33,7 +33,8 @@ struct ConfigSchema {
 
   const ConfigKey* find_key(std::string_view path) const;
   const ConfigSection* find_section(std::string_view path) const;  // "" is the whole config
-  std::vector<std::string> all_paths() const;                      // of keys and sections
+  std::vector<std::string> key_paths() const;
+  std::vector<std::string> all_paths() const;  // of sections and keys
   std::vector<std::string> names_in(std::string_view section) const;
 };
 

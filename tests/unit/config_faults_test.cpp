@@ -151,7 +151,33 @@ TEST(ConfigFaults, VariablesAreNamedAndSpeltAsVariables) {
   EXPECT_TRUE(holds(faults_of_sets({}, {{"LONGHALO_X__", "4"}}), "names no config key"));
   EXPECT_TRUE(
       holds(faults_of_sets({}, {{"LONGHALO_MODEL__SHAPE__HEAD", "4"}}), "LONGHALO_MODEL__SHAPE__HEADS?"));
-  EXPECT_EQ(faults_of_sets({}, {{"LONGHALO_SOMETHING", "4"}}), "");
+  EXPECT_TRUE(holds(faults_of_sets({}, {{"LONGHALO_RUN__DEVISE", "cpu"}}),
+                    "environment variable LONGHALO_RUN__DEVISE: names no config key; did you mean "
+                    "LONGHALO_RUN__DEVICE?"));
+}
+
+TEST(ConfigFaults, VariablesWithoutASectionThatAreNearlyAKey) {
+  for (const auto& [given, meant] : {std::pair{"LONGHALO_RUN_DEVICE", "LONGHALO_RUN__DEVICE"},
+                                     {"LONGHALO_RUN_DEVISE", "LONGHALO_RUN__DEVICE"},
+                                     {"LONGHALO_MODEL_SHAPE_HEADS", "LONGHALO_MODEL__SHAPE__HEADS"},
+                                     {"LONGHALO_MODEL__SHAPE_HEADS", "LONGHALO_MODEL__SHAPE__HEADS"},
+                                     {"LONGHALO__RUN__DEVICE", "LONGHALO_RUN__DEVICE"},
+                                     {"LONGHALO_ACTIVATIONS_DIRECTORY", "LONGHALO_ACTIVATIONS__DIRECTORY"},
+                                     {"LONGHALO_TASK", "LONGHALO_TASKS"}})
+    EXPECT_TRUE(
+        holds(faults_of_sets({}, {{given, "4"}}),
+              text("environment variable ", given, ": names no config key; did you mean ", meant, "?")));
+}
+
+// Those of the build, the scripts and the tests, and what a site's modules may set.
+TEST(ConfigFaults, VariablesThatBelongToSomeoneElse) {
+  for (const char* name : {"EXECUTABLE",    "MPIEXEC",  "SLURM_MPI",  "TESTS_AT_ONCE",
+                           "TESTS_KILLS",   "TEST_RUN", "FAKE_NVML",  "FAKE_NVML_LIBRARY",
+                           "SYNC_LAUNCHES", "CUDA",     "TESTS",      "FUZZ",
+                           "SANITIZE",      "PYTHON",   "SOURCE_DIR", "VERSION",
+                           "ROOT",          "HOME",     "DIR",        "PATH",
+                           "BASE",          "MODEL",    "SOMETHING",  ""})
+    EXPECT_EQ(faults_of_sets({}, {{text("LONGHALO_", name), "4"}}), "") << name;
 }
 
 TEST(ConfigFaults, AttentionThatCannotBe) {
