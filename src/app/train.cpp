@@ -27,6 +27,7 @@
 #include "model/prefill.hpp"
 #include "model/save_model.hpp"
 #include "model/training_engine.hpp"
+#include "storage/folder_lock.hpp"
 #include "telemetry/memory.hpp"
 
 namespace longhalo {
@@ -97,6 +98,7 @@ class TrainJob {
   AttentionPattern pattern_;
   ModelConfig shape_;
   std::unique_ptr<TrainingData> data_;
+  std::optional<FolderLock> lock_;  // of the output folder, rank 0's
   std::unique_ptr<TrainingCheckpoints> checkpoints_;
   // As they were at the start: the folder that they come from may change while the job runs. On rank 0.
   std::vector<std::pair<std::string, std::string>> files_;
@@ -172,6 +174,7 @@ void TrainJob::prepare_output() {
   session_.together([&] {
     if (seen && !seen->fault.empty())
       throw UserError(seen->fault, folder.string(), seen->remedy + start_of_relative(folder));
+    if (session_.is_root()) lock_.emplace(folder);
   });
   checkpoints_ =
       std::make_unique<TrainingCheckpoints>(session_, folder, static_cast<int>(train_.checkpoint_keep));

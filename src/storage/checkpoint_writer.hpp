@@ -86,7 +86,7 @@ class CheckpointWriter {
   std::filesystem::path directory_;
   RankAgreement ranks_;
   CheckpointOptions options_;
-  std::optional<FolderLock> lock_;  // rank 0's
+  std::optional<FolderLock> lock_;  // rank 0's; a link may make it the folder of several outputs
 
   std::optional<CheckpointContents> contents_;
   std::filesystem::path folder_;

@@ -300,7 +300,7 @@ class TrainFullDisk(ResumingCase):
     def test_read_only(self):
         run = self.train(self.training(), before=["unshare", "-m", "sh", "-ec", "mkdir $0; mount -t tmpfs -o ro t $0; "
                                                   'exec "$@"', str(self.out)])
-        self.assert_refused(run, self.out / "checkpoints", "ead-only file system")
+        self.assert_refused(run, self.out, "ead-only file system")
 
     def test_read_only_from_the_middle_on(self):
         """No checkpoint can be written any more: said each time, and at the end an error; the last good one is used."""

@@ -277,9 +277,32 @@ class TrainResumed(ResumingCase):
         run = self.start_training(long)
         run.wait_for(lambda: self.last_step() > 10, "steps")
         self.assert_refused(self.train(self.resuming(long)), "another job is writing into this folder")
+        shutil.rmtree(self.out / "checkpoints", ignore_errors=True)  # another folder of them changes nothing
+        self.assert_refused(self.train(self.resuming(long)), "another job is writing into this folder", self.out)
         os.kill(run.alive()[0], signal.SIGTERM)
         run.wait()
         self.assertEqual(run.code, 75, run.err)
+
+    def test_a_training_and_a_reading_do_not_share_a_folder(self):
+        training = self.training(train={"steps": 100000})
+        run = self.start_training(training)
+        run.wait_for(lambda: self.last_step() > 10, "steps")
+        self.assert_refused(self.infer(self.config()), "another job is writing into this folder", self.out)
+        self.assertEqual(list(self.out.glob("results*")), [])
+        os.kill(run.alive()[0], signal.SIGTERM)
+        run.wait()
+        self.assertEqual(run.code, 75, run.err)
+        self.assertEqual([p.name for p in self.out.rglob("*.lock")], [])
+
+        self.document.write_text(tiny_model.document(40000))
+        self.out = self.dir / "reading"
+        run = self.start(self.config())
+        run.wait_for((self.out / ".longhalo.lock").exists, "reading")
+        there = set(self.out.iterdir())
+        again = self.training(output={"directory": str(self.out)})
+        self.assert_refused(self.train(again), "another job is writing into this folder", self.out)
+        self.assertLessEqual({p.name for p in set(self.out.iterdir()) - there}, {"log.jsonl", "metrics.prom"})  # its own
+        self.assertEqual(len(run.alive()), 2, "the reading goes on")
 
     def test_several_jobs_started_at_once(self):
         runs = [self.start_training(self.training(train={"steps": 200, "checkpoint_every": 50})) for _ in range(3)]
