@@ -17,6 +17,7 @@
 #include "doctor/doctor_device.hpp"
 #include "doctor/doctor_disks.hpp"
 #include "doctor/doctor_gpus.hpp"
+#include "doctor/doctor_inputs.hpp"
 #include "doctor/doctor_launch.hpp"
 #include "doctor/doctor_links.hpp"
 #include "doctor/doctor_patience.hpp"
@@ -56,6 +57,7 @@ class Doctor {
       if (session_.is_root()) require_replaceable(options_.json);
     });
     check_launch();
+    check_inputs();
     DoctorDevice device = open_device();
     check_host(device);
     check_rates(device);
@@ -68,6 +70,12 @@ class Doctor {
   void check_launch() {
     patience_.begin("launch");
     if (session_.is_root()) add(launch_finding(session_.ranks(), process_environment()));
+  }
+
+  void check_inputs() {
+    patience_.begin("model and input");
+    if (first_on_host_)
+      append(findings_, examine_inputs(config_, session_.is_root() ? Reader::kRoot : Reader::kOtherHost));
   }
 
   DoctorDevice open_device() {

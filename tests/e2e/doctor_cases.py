@@ -3,12 +3,14 @@ with its remedy, and decides the exit code. GPUs are those of a stand-in for NVM
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import yaml
 
-from harness import EXECUTABLE, MPIEXEC, Case, Run
+import tiny_model
+from harness import EXECUTABLE, MPIEXEC, Case, Run, shared_model
 
 FAKE_NVML = os.environ.get("LONGHALO_FAKE_NVML_LIBRARY", "")
 KINDS = {"check", "where", "found", "wanted", "verdict", "remedy", "found_by"}
@@ -165,6 +167,55 @@ class Doctor(Case):
         self.assertIn("mpirun -x NAME", unlike[0]["remedy"])
         self.assertEqual({row["where"] for row in self.rows(report, "halo bandwidth")},
                          {"within a host", "between hosts"})
+
+    def test_what_the_job_reads(self):
+        """Headers and sizes of what is there; each fault has its row, and the exit code."""
+        document = self.write("text.txt", "some words\n")
+        prompts = self.write("prompts.txt", "Who?\nWhy?\n")
+        job = {"model": {"path": str(shared_model())},
+               "input": {"documents": [str(document)], "prompts_file": str(prompts)}}
+        report, _ = self.doctor(ranks=1, **job)
+        found = {check: self.row(report, check)["found"] for check in ("model", "tokenizer", "prompts", "input")}
+        tensors = len(tiny_model.tensors())
+        self.assertRegex(found["model"], rf"^{tiny_model.CONFIG['num_hidden_layers']} layers, {tensors} tensors of \d+ bytes$")
+        self.assertRegex(found["tokenizer"], r"^\d+ tokens$")
+        self.assertEqual((found["prompts"], found["input"]), ("2 prompts", "1 document of 11 bytes"))
+        for faults in ({"model": {"path": str(self.dir / "no_model")}},
+                       {"input": {"documents": [str(document), str(self.dir / "no_text")]}},
+                       {"input": {"documents": [str(document), str(self.write("empty", ""))]}},
+                       {"input": {"prompts_file": str(self.dir)}},
+                       {"input": {"documents": [], "tokens": str(document)}}):
+            report, run = self.doctor(ranks=1, code=2, **{**job, **{k: {**job[k], **v} for k, v in faults.items()}})
+            failed = [row for row in report["checks"] if row["verdict"] == "fail"]
+            wrong = [list(keys.values())[-1] for keys in faults.values()][0]
+            wrong = wrong[-1] if isinstance(wrong, list) else wrong
+            for row in failed:
+                self.assertIn(wrong, row["found"] + row["where"])
+            self.assertIn(len(failed), (1, 2))  # a folder without a model has no tokenizer either
+
+    def test_a_config_without_a_job(self):
+        report, _ = self.doctor(ranks=1)
+        self.assertEqual([self.row(report, check)["verdict"] for check in ("model", "input")], ["skipped"] * 2)
+
+    def test_what_one_host_cannot_read(self):
+        """The model is read on all hosts; documents on the first alone, and a token file by a training."""
+        data = self.dir / "data"
+        data.mkdir()
+        shutil.copytree(shared_model(), data / "model")
+        document = self.write("data/text.txt", "some words\n")
+        tokens = data / "tokens.h5"
+        made = Run(["tokenize", "--model", data / "model", "--output", tokens, document], ranks=0).wait()
+        self.assertEqual(made.code, 0, made.err)
+        hide = f"mount -t tmpfs none {data}"
+        for settings, verdicts in ((["input.documents=[%s]" % document], {"model": "fail"}),
+                                   ([f"input.tokens={tokens}"], {"model": "fail", "input": "fail"}),
+                                   ([f"input.tokens={tokens}", "tasks=[score]"], {"model": "fail", "input": "warn"})):
+            more = [word for one in [f"model.path={data / 'model'}", *settings] for word in ("--set", one)]
+            report, run = self.on_two_hosts(hide, *more)
+            self.assertEqual(run.code, 2, run.out + run.err)
+            rows = [row for row in report["checks"] if row["check"] in ("model", "tokenizer", "input")]
+            self.assertEqual({row["check"]: row["verdict"] for row in rows if "second" in row["where"]}, verdicts)
+            self.assertEqual({row["verdict"] for row in rows if "second" not in row["where"]}, {"pass"})
 
     def test_little_shared_memory(self):
         """Seen on the host that has it so; what else lies there counts."""
