@@ -185,7 +185,8 @@ Work InferJob::remaining_work(int64_t index) const {
   // Scores and embeddings of a document share one file: what it held, or should hold, is made with what is
   // missing.
   const auto has_or_wants = [&](Task task) {
-    return std::count(config_.tasks.begin(), config_.tasks.end(), task) > 0 || !missing("", task);
+    return std::count(config_.tasks.begin(), config_.tasks.end(), task) > 0 || !missing("", task) ||
+           results_->lost().contains({name, "", std::string(task_name(task))});
   };
   if (work.score || work.embed) {
     work.score_array = has_or_wants(Task::kScore);

@@ -80,6 +80,13 @@ void remove_quietly(const fs::path& path) {
   fs::remove_all(path, ignored);
 }
 
+std::string file_contents(const fs::path& file) {
+  const InputFile input = open_input(file);
+  std::string contents(static_cast<size_t>(input.size_bytes), '\0');
+  read_exactly(input.descriptor, 0, std::as_writable_bytes(std::span(contents)), file);
+  return contents;
+}
+
 void rename_if_there(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0 && errno != ENOENT) throw_file_error(errno, "move", from);
 }
@@ -132,10 +139,15 @@ void ResultWriter::probe() {
   sync_file(descriptor, directory_);
 }
 
+// The numbers of a record are of little use without the arrays that it names.
+bool ResultWriter::has_arrays(const json& record) const {
+  const std::string name = member_text(record, "arrays");
+  std::error_code ignored;
+  return name.empty() || fs::is_regular_file(directory_ / name, ignored);
+}
+
 void ResultWriter::read_existing() {
-  const InputFile input = open_input(records_file_);
-  std::string contents(static_cast<size_t>(input.size_bytes), '\0');
-  read_exactly(input.descriptor, 0, std::as_writable_bytes(std::span(contents)), records_file_);
+  const std::string contents = file_contents(records_file_);
   int64_t line_number = 1;
   for (size_t begin = 0; begin < contents.size(); ++line_number) {
     const size_t end = contents.find('\n', begin);
@@ -157,10 +169,15 @@ void ResultWriter::read_existing() {
                            "\" was made with other settings, another model, or another text"),
                       where, "resume with what that job had, or choose another output folder");
     }
-    recorded_.insert(key);
+    // Others' documents are not judged: this job would not make their arrays again.
+    const bool is_lost = settings != settings_.end() && !has_arrays(record);
+    if (is_lost && lost_.empty())
+      log_warning(text(where, ": the arrays of this record, ", member_text(record, "arrays"),
+                       ", are not there any more; what this job has to do of such records is done again"));
+    (is_lost ? lost_ : recorded_).insert(key);
     begin = end + 1;
   }
-  committed_bytes_ = input.size_bytes;
+  committed_bytes_ = static_cast<int64_t>(contents.size());
   committed_.update(bytes_of(contents));
 }
 
@@ -203,6 +220,8 @@ void ResultWriter::write(const std::vector<json>& records) {
   for (const json& record : records) {
     check(record.is_object() && record.contains("document") && record.contains("task"),
           "a result record names its document and task");
+    if (const auto lost = lost_.find(ResultKey::of(record)); lost != lost_.end())
+      replaced_.insert(lost_.extract(lost));
     json complete = record;
     const auto settings = settings_.find(member_text(record, "document"));
     if (settings != settings_.end()) complete["settings"] = settings->second;
@@ -224,16 +243,39 @@ void ResultWriter::copy_committed(const FileDescriptor& to, const fs::path& file
     write_all(to, part, file, bytes_needed);
     at += static_cast<int64_t>(count);
   }
-  if (checksum.value() != committed_.value() || from.size_bytes != committed_bytes_) {
-    throw UserError("the file was changed while the job ran", records_file_.string(),
-                    "let no other program write it; the records are as that program left them");
+  if (checksum.value() != committed_.value() || from.size_bytes != committed_bytes_) refuse_changes();
+}
+
+void ResultWriter::refuse_changes() const {
+  throw UserError("the file was changed while the job ran", records_file_.string(),
+                  "let no other program write it; the records are as that program left them");
+}
+
+// All records are to be written anew, without those that new ones replace.
+void ResultWriter::drop_replaced() {
+  if (replaced_.empty()) return;
+  const std::string contents = file_contents(records_file_);
+  Checksum64 checksum;
+  checksum.update(bytes_of(contents));
+  if (checksum.value() != committed_.value()) refuse_changes();
+  std::string kept;
+  for (size_t begin = 0; begin < contents.size();) {
+    const size_t end = contents.find('\n', begin) + 1;
+    const std::string_view line = std::string_view(contents).substr(begin, end - begin);
+    if (!replaced_.contains(ResultKey::of(json::parse(line)))) kept += line;
+    begin = end;
   }
+  waiting_.insert(0, kept);
+  replaced_.clear();
+  committed_bytes_ = 0;
+  committed_ = Checksum64();
 }
 
 void ResultWriter::flush() {
   if (waiting_.empty()) return;
   const Stopwatch watch;
   try {
+    drop_replaced();
     const int64_t bytes_needed = committed_bytes_ + static_cast<int64_t>(waiting_.size());
     Checksum64 expected = committed_;
     expected.update(bytes_of(waiting_));

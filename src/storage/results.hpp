@@ -70,6 +70,9 @@ class ResultWriter {
 
   /// Keys of the records kept from an earlier job (empty unless kResume).
   const std::set<ResultKey>& recorded() const { return recorded_; }
+  /// Those of them whose arrays are gone, which is logged once: not among the recorded(), for they are to be
+  /// made again. They stay in the file until write() brings new ones.
+  const std::set<ResultKey>& lost() const { return lost_; }
 
   /// Writes the arrays of a document, whole or not at all (replacing those of an earlier call for it), and
   /// returns the file's path relative to the folder ("arrays/name-3f0c...h5"), to be put into its records.
@@ -88,6 +91,9 @@ class ResultWriter {
  private:
   void probe();
   void read_existing();
+  bool has_arrays(const nlohmann::json& record) const;
+  void drop_replaced();
+  [[noreturn]] void refuse_changes() const;
   void move_old_results_aside();
   void flush();
   void copy_committed(const FileDescriptor& to, const std::filesystem::path& file, int64_t bytes_needed);
@@ -96,7 +102,7 @@ class ResultWriter {
   Settings settings_;
   std::filesystem::path records_file_;
   std::optional<FolderLock> lock_;
-  std::set<ResultKey> recorded_;
+  std::set<ResultKey> recorded_, lost_, replaced_;
   bool move_aside_ = false;       // old results have to be moved before the first new ones appear
   bool remove_previous_ = false;  // what was moved aside is superseded once this job is done
   bool failed_ = false;           // do not try again in the destructor

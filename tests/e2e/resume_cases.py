@@ -3,12 +3,13 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 
 import h5py
 
 import tiny_model
-from harness import Case, Run, records_of, shared_model
+from harness import Case, Run, files_below, records_of, shared_model
 
 
 class Resumed(Case):
@@ -39,6 +40,41 @@ class Resumed(Case):
         with h5py.File(self.out / score["arrays"]) as file:
             self.assertEqual(len(file["scores"]), score["document_tokens"])
             self.assertEqual(file["embeddings"].shape[1], tiny_model.CONFIG["hidden_size"])
+
+    def test_arrays_that_were_removed(self):
+        """One file, then all: made again as they were, each record once, and nothing that lacks nothing."""
+        second = self.write("second.txt", tiny_model.document(40, seed=2))
+        both = {"input": {"documents": [str(self.document), str(second)]}}
+        first = self.succeed(self.config(**both))
+        made = files_below(self.out / "arrays").keys()
+        self.assertEqual(len(made), 2)
+        one = self.out / next(r["arrays"] for r in first.values() if r["document"] == str(second) and "arrays" in r)
+        for remove in (one.unlink, lambda: shutil.rmtree(self.out / "arrays")):
+            before = records_of(self.out)
+            remove()
+            kept = {key for key, record in before.items() if (self.out / record.get("arrays", ".")).exists()}
+            run = self.infer(self.resume(**both))
+            self.assertEqual(run.code, 0, run.err)
+            self.assertEqual(run.err.count("are not there any more"), 1, run.err)
+            after = records_of(self.out)
+            self.assertEqual(after.keys(), first.keys())
+            self.assertEqual({key for key in after if after[key] == before[key]}, kept)
+            for key, record in after.items():
+                self.assertEqual(record.get("log_probability"), first[key].get("log_probability"))
+            self.assertEqual(files_below(self.out / "arrays").keys(), made)
+        with h5py.File(one) as file:
+            self.assertEqual({"tokens", "scores", "embeddings"}, set(file))
+        self.assertNotIn("any more", self.infer(self.resume(**both)).err)
+
+    def test_arrays_that_another_task_needs(self):
+        """Both tasks' arrays are lost with their file, and one task alone brings both back."""
+        first = self.succeed(self.config(tasks=["score", "embed"]))
+        shutil.rmtree(self.out / "arrays")
+        after = self.succeed(self.resume(tasks=["score"]))
+        embed = next(key for key in first if key[2] == "embed")
+        self.assertEqual(after[embed], first[embed])
+        with h5py.File(self.out / after[embed]["arrays"]) as file:
+            self.assertEqual(len(file["embeddings"]), after[embed]["chunks"])
 
     def refused(self, config, *words):
         before = (self.out / "results.jsonl").read_bytes()

@@ -124,6 +124,70 @@ TEST(Results, ResumeRefusesRecordsOfOtherSettings) {
   }
 }
 
+// With the arrays of a record gone it is made again, in its own place alone.
+TEST(Results, RecordsWithoutTheirArraysAreReplaced) {
+  const ScratchFolder folder;
+  const ResultWriter::Settings settings{{"a", "one"}, {"b", "one"}};
+  const std::vector<float> scores{1, 2};
+  const auto with_arrays = [&](ResultWriter& writer, const std::string& name, int number) {
+    json record = record_of(name, "", "score");
+    record["arrays"] = writer.write_arrays(name, {{}, scores, {}, 0});
+    record["number"] = number;
+    return record;
+  };
+  std::vector<json> made;
+  {
+    ResultWriter writer(folder.path(), IfResultsExist::kError, settings);
+    for (const char* name : {"a", "b", "of another job"})
+      made.push_back(with_arrays(writer, name, 1));
+    made.push_back(record_of("a", "why?", "generate"));
+    writer.write(made);
+    writer.finish();
+  }
+  std::filesystem::remove_all(folder / "arrays");
+  const std::string before = read_text(folder / "results.jsonl");
+  ResultWriter writer(folder.path(), IfResultsExist::kResume, settings);
+  EXPECT_EQ(writer.lost(), (std::set<ResultKey>{{"a", "", "score"}, {"b", "", "score"}}));
+  EXPECT_EQ(writer.recorded(),
+            (std::set<ResultKey>{{"a", "why?", "generate"}, {"of another job", "", "score"}}));
+  EXPECT_EQ(read_text(folder / "results.jsonl"), before);
+  writer.write(with_arrays(writer, "b", 2));
+  writer.finish();
+  std::vector<json> left = records_in(folder.path());
+  ASSERT_EQ(left.size(), 4U);
+  EXPECT_EQ(left[0]["document"], "a");
+  EXPECT_EQ(left[1]["document"], "of another job");
+  EXPECT_EQ(left[2]["task"], "generate");
+  EXPECT_EQ(left[3]["document"], "b");
+  EXPECT_EQ(left[3]["number"], 2);
+  EXPECT_TRUE(std::filesystem::exists(folder / left[3]["arrays"].get<std::string>()));
+  writer.write(with_arrays(writer, "a", 3));
+  writer.finish();
+  left = records_in(folder.path());
+  ASSERT_EQ(left.size(), 4U);
+  EXPECT_EQ(left[3]["number"], 3);
+  EXPECT_TRUE(writer.lost().empty());
+}
+
+TEST(Results, AFileThatChangedMeanwhileIsNotRewritten) {
+  const ScratchFolder folder;
+  const ResultWriter::Settings settings{{"a", "one"}};
+  json lost = record_of("a");
+  lost["settings"] = "one";
+  lost["arrays"] = "arrays/gone.h5";
+  write_text(folder / "results.jsonl", lost.dump() + "\n");
+  ResultWriter writer(folder.path(), IfResultsExist::kResume, settings);
+  const std::string changed = lost.dump() + "\n" + record_of("b").dump() + "\n";
+  write_text(folder / "results.jsonl", changed);
+  expect_user_error(
+      [&] {
+        writer.write(record_of("a"));
+        writer.finish();
+      },
+      {"changed while the job ran", "results.jsonl"});
+  EXPECT_EQ(read_text(folder / "results.jsonl"), changed);
+}
+
 // A job killed in the next document must not lose the records of this one.
 TEST(Results, RecordsOfADocumentReachTheDiskTogether) {
   const ScratchFolder folder;
