@@ -29,6 +29,7 @@ class Checker {
     check_run();
     check_train();
     check_origin();
+    check_outputs();
     check_activations();
     check_bench();
   }
@@ -275,6 +276,63 @@ class Checker {
     fault({"model.path", "output.directory"},
           text(told("model.path"), " lies where ", told("output.directory"),
                " is to hold what this job makes; choose another output.directory, or copy the model"));
+  }
+
+  struct Place {
+    std::string_view key;
+    std::filesystem::path path;  // a file, or a folder that is all its own
+  };
+
+  // Two writers of a file spoil it for each other, and the Prometheus file takes the place of what it names.
+  void check_outputs() {
+    if (subcommand_ != Subcommand::kInfer && subcommand_ != Subcommand::kTrain) return;
+    const Place log{"run.log", log_path(config_)}, figures{"telemetry.prometheus", prometheus_path(config_)};
+    std::vector<Place> taken = places_of_job();
+    const Config::Input& input = config_.input;
+    taken.push_back({"input.tokens", input.tokens});
+    taken.push_back({"input.prompts_file", input.prompts_file});
+    for (const std::string& document : input.documents) {
+      const std::filesystem::path path = document;
+      // There may be many of them, on a slow file system.
+      if (path.filename() == log.path.filename() || path.filename() == figures.path.filename())
+        taken.push_back({"input.documents", path});
+    }
+    check_output(log, taken);
+    taken.push_back(log);
+    check_output(figures, taken);
+  }
+
+  std::vector<Place> places_of_job() const {
+    const std::filesystem::path output = config_.output.directory;
+    if (output.empty()) return {};
+    std::vector<const char*> names{"results.jsonl", "arrays"};
+    if (subcommand_ == Subcommand::kTrain) names = {"metrics.jsonl", "checkpoints", "model"};
+    std::vector<Place> places;
+    for (const char* name : names)
+      places.push_back({"output.directory", output / name});
+    return places;
+  }
+
+  void check_output(const Place& output, const std::vector<Place>& taken) {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    if (fs::exists(output.path, error) && !fs::is_regular_file(output.path, error)) return;  // /dev/null
+    const fs::path file = whole_path(output.path);
+    for (const Place& place : taken) {
+      const fs::path other = whole_path(place.path);
+      if (other.empty() ||
+          std::mismatch(other.begin(), other.end(), file.begin(), file.end()).first != other.end())
+        continue;
+      fault({output.key, place.key}, text(output.key, " and ", place.key, " would both have ",
+                                          output.path.string(), "; choose another file for one of them"));
+      return;
+    }
+  }
+
+  static std::filesystem::path whole_path(const std::filesystem::path& path) {
+    std::error_code error;
+    const std::filesystem::path whole = std::filesystem::absolute(path, error);
+    return path.empty() || error ? std::filesystem::path() : std::filesystem::weakly_canonical(whole, error);
   }
 
   void check_bench() {

@@ -193,6 +193,49 @@ TEST(ConfigFaults, AttentionThatCannotBe) {
                     "least common multiple"));
 }
 
+// The parts of `yaml` that name what the job writes; the rest is a job that is well.
+std::string faults_of_outputs(Subcommand subcommand, const std::string& yaml) {
+  return message_of(subcommand,
+                    "model: {path: m}\ninput: {documents: [d.txt, in/e.txt]}\ntasks: [score]\n" + yaml);
+}
+
+TEST(ConfigFaults, AFileOfTwoKeys) {
+  for (const auto& [subcommand, yaml, key, other, path] :
+       {std::tuple{Subcommand::kInfer, "output: {directory: out}\nrun: {log: out/results.jsonl}", "run.log",
+                   "output.directory", "out/results.jsonl"},
+        {Subcommand::kTrain, "output: {directory: out}\nrun: {log: ./out/../out/metrics.jsonl}", "run.log",
+         "output.directory", "./out/../out/metrics.jsonl"},
+        {Subcommand::kInfer, "output: {directory: out}\nrun: {log: out/arrays/log}", "run.log",
+         "output.directory", "out/arrays/log"},
+        {Subcommand::kTrain, "output: {directory: out}\nrun: {log: out/checkpoints/log}", "run.log",
+         "output.directory", "out/checkpoints/log"},
+        {Subcommand::kInfer, "output: {directory: out}\nrun: {log: d.txt}", "run.log", "input.documents",
+         "d.txt"},
+        {Subcommand::kInfer, "output: {directory: out}\nrun: {log: out/metrics.prom}", "telemetry.prometheus",
+         "run.log", "out/metrics.prom"},
+        {Subcommand::kInfer, "output: {directory: out}\ntelemetry: {prometheus: out/log.jsonl}",
+         "telemetry.prometheus", "run.log", "out/log.jsonl"},
+        {Subcommand::kTrain, "output: {directory: out}\ntelemetry: {prometheus: out/metrics.jsonl}",
+         "telemetry.prometheus", "output.directory", "out/metrics.jsonl"},
+        {Subcommand::kTrain, "output: {directory: out}\ntelemetry: {prometheus: in/../in/e.txt}",
+         "telemetry.prometheus", "input.documents", "in/../in/e.txt"},
+        {Subcommand::kInfer, "output: {directory: out}\ntelemetry: {prometheus: x}\nrun: {log: x}",
+         "telemetry.prometheus", "run.log", "x"}})
+    EXPECT_TRUE(holds(faults_of_outputs(subcommand, yaml),
+                      text(key, " and ", other, " would both have ", path, "; choose another file")))
+        << yaml;
+}
+
+TEST(ConfigFaults, FilesOfOneKeyEach) {
+  for (const char* yaml :
+       {"output: {directory: out}", "output: {directory: out}\nrun: {log: out/results.log}",
+        "output: {directory: out}\nrun: {log: out/modelled}",
+        "output: {directory: out}\nrun: {log: results.jsonl}",
+        "output: {directory: out}\nrun: {log: /dev/null}\ntelemetry: {prometheus: /dev/null}"})
+    for (const Subcommand subcommand : {Subcommand::kInfer, Subcommand::kTrain})
+      EXPECT_EQ(faults_of_outputs(subcommand, yaml), "") << yaml;
+}
+
 TEST(ConfigFaults, BandsThatCannotBe) {
   const auto bands = [](const std::string& list) { return faults("attention: {bands: " + list + "}"); };
   EXPECT_EQ(bands("[[1, 0, inf]]"), "");
