@@ -73,7 +73,12 @@ int run_ranks(int argc, char** argv, const CommandLine& command) {
       return run(session, command);
     }));
   } catch (const JointError& error) {  // every rank knows: leave together
-    if (session.rank() == error.reporting_rank) log_error(error.what());
+    if (session.rank() == error.reporting_rank) {
+      if (error.exit_code == ExitCode::kRequeue)
+        log_info(error.what());
+      else
+        log_error(error.what());
+    }
     return static_cast<int>(error.exit_code);
   }
 }

@@ -3,12 +3,16 @@
 #include <exception>
 #include <filesystem>
 
+#include "app/signals.hpp"
+
 namespace longhalo {
 
 Config shared_config(const MpiSession& session, const CommandLine& command) {
   std::string yaml;
+  ConfigSources sources = command.sources;
+  sources.asked_to_stop = JobSignals::has_stop_signal;
   session.together([&] {
-    if (session.is_root()) yaml = dump_yaml(load_config(command.subcommand, command.sources));
+    if (session.is_root()) yaml = dump_yaml(load_config(command.subcommand, sources));
   });
   yaml = broadcast_text(session, yaml);
   return load_config_text(command.subcommand, yaml, "the effective config");

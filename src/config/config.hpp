@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -218,6 +219,8 @@ struct ConfigSources {
   std::optional<std::filesystem::path> file;
   std::vector<std::pair<std::string, std::string>> environment;  // (name, value); see config_environment()
   std::vector<std::string> overrides;                            // "attention.window=4096", as after --set
+  /// Asked while a file that is a pipe gives nothing; StopRequest is thrown when it says yes.
+  std::function<bool()> asked_to_stop = nullptr;
 };
 
 /// The variables of this process that begin with LONGHALO_. Of these load_config() reads the ones with a

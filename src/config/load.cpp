@@ -28,8 +28,8 @@ class Loader {
     if (root) apply(*root, "", source, root->Mark());
   }
 
-  void apply_file(const std::filesystem::path& path) {
-    const auto yaml = read_config_file(path, faults_);
+  void apply_file(const std::filesystem::path& path, const std::function<bool()>& asked_to_stop) {
+    const auto yaml = read_config_file(path, faults_, asked_to_stop);
     unread_ = unread_ || !yaml;
     if (yaml) apply_text(*yaml, {ValueSource::Kind::kFile, path.string()});
   }
@@ -176,7 +176,7 @@ std::vector<std::pair<std::string, std::string>> config_environment() {
 
 Config load_config(Subcommand subcommand, const ConfigSources& sources) {
   Loader loader(sources.file ? sources.file->string() : std::string("the command line (no --config file)"));
-  if (sources.file) loader.apply_file(*sources.file);
+  if (sources.file) loader.apply_file(*sources.file, sources.asked_to_stop);
   for (const auto& [name, value] : sources.environment) {
     if (name.starts_with(kVariablePrefix)) loader.apply_variable(name, value);
   }

@@ -1,13 +1,13 @@
 #include "config/yaml_text.hpp"
 
 #include <algorithm>
-#include <fstream>
 #include <sstream>
 #include <system_error>
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
+#include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "core/text.hpp"
 
@@ -88,7 +88,8 @@ std::optional<YAML::Mark> second_document(std::string_view yaml) {
 
 }  // namespace
 
-std::optional<std::string> read_config_file(const std::filesystem::path& path, ConfigFaults& faults) {
+std::optional<std::string> read_config_file(const std::filesystem::path& path, ConfigFaults& faults,
+                                            const std::function<bool()>& asked_to_stop) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   if (status.type() == std::filesystem::file_type::not_found) {
@@ -100,21 +101,16 @@ std::optional<std::string> read_config_file(const std::filesystem::path& path, C
                                     : std::string("is a directory, not a config file"));
     return std::nullopt;
   }
-  std::ifstream file(path, std::ios::binary);
-  std::string content(static_cast<size_t>(kLargestBytes) + 1, '\0');
-  file.read(content.data(), static_cast<std::streamsize>(content.size()));
-  if (!file.is_open() || file.bad()) {
-    faults.add(path.string(), "the config file cannot be read; check its permissions");
-    return std::nullopt;
-  }
-  if (file.gcount() > kLargestBytes) {
+  try {
+    std::string content = read_stream(path, kLargestBytes + 1, asked_to_stop);
+    if (static_cast<int64_t>(content.size()) <= kLargestBytes) return content;
     faults.add(path.string(), text("is larger than ", kLargestBytes,
                                    " bytes, too large for a config; is it the "
                                    "right file?"));
-    return std::nullopt;
+  } catch (const UserError&) {
+    faults.add(path.string(), "the config file cannot be read; check its permissions");
   }
-  content.resize(static_cast<size_t>(file.gcount()));
-  return content;
+  return std::nullopt;
 }
 
 std::optional<YAML::Node> parse_yaml(std::string_view yaml, const ValueSource& source, ConfigFaults& faults) {

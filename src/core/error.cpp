@@ -2,6 +2,7 @@
 
 #include <new>
 
+#include "core/stop_request.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
@@ -17,6 +18,7 @@ InvariantError::InvariantError(std::string_view sentence, const std::source_loca
 
 Ending ending_of(const std::exception& error) {
   if (dynamic_cast<const UserError*>(&error) != nullptr) return {ExitCode::kUserError, error.what()};
+  if (dynamic_cast<const StopRequest*>(&error) != nullptr) return {ExitCode::kRequeue, error.what()};
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
       dynamic_cast<const std::length_error*>(&error) != nullptr)
     return {ExitCode::kUserError,

@@ -1,6 +1,7 @@
 #include "core/file_access.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,8 +9,11 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/clock.hpp"
 #include "core/error.hpp"
 #include "core/json_depth.hpp"
+#include "core/log.hpp"
+#include "core/stop_request.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
@@ -75,6 +79,38 @@ std::string read_text_file(const fs::path& file, int64_t most_bytes) {
                       "start again when it is complete");
     at += static_cast<size_t>(got);
   }
+  return contents;
+}
+
+std::string read_stream(const fs::path& file, int64_t most_bytes,
+                        const std::function<bool()>& asked_to_stop) {
+  constexpr double kPatienceSeconds = 2;
+  constexpr int kBetweenLooksMilliseconds = 100;
+  // NOTE: with O_NONBLOCK neither this nor read() waits for a pipe's writer. poll() does: a pipe that nobody
+  // has opened for writing yet is not at its end.
+  const Descriptor in(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (in.number() < 0) cannot_read(errno, file);
+  std::string contents(static_cast<size_t>(most_bytes), '\0');
+  size_t size = 0;
+  const Stopwatch watch;
+  for (bool is_said = false; size < contents.size();) {
+    pollfd state{in.number(), POLLIN, 0};
+    if (::poll(&state, 1, kBetweenLooksMilliseconds) <= 0) {
+      if (asked_to_stop && asked_to_stop())
+        throw StopRequest(
+            text("stopped on request while waiting for ", file.string(), "; nothing was begun"));
+      if (!is_said && watch.seconds() > kPatienceSeconds) {
+        is_said = true;
+        log_info(text("waiting for what somebody is to write into ", file.string()));
+      }
+      continue;
+    }
+    const ssize_t got = ::read(in.number(), contents.data() + size, contents.size() - size);
+    if (got < 0 && errno != EINTR && errno != EAGAIN) cannot_read(errno, file);
+    if (got == 0) break;
+    if (got > 0) size += static_cast<size_t>(got);
+  }
+  contents.resize(size);
   return contents;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 namespace longhalo {
@@ -19,6 +20,12 @@ std::string read_text_file(const std::filesystem::path& file, int64_t most_bytes
 
 /// The same for JSON: also refuses a text that is nested deeper than kMostJsonDepth.
 std::string read_json_text(const std::filesystem::path& file, int64_t most_bytes);
+
+/// What a file, pipe or terminal gives until its end, or `most_bytes` of it. Where that takes a while the log
+/// says so once. Throws UserError, and StopRequest as soon as `asked_to_stop` (may be empty), asked
+/// meanwhile, says yes.
+std::string read_stream(const std::filesystem::path& file, int64_t most_bytes,
+                        const std::function<bool()>& asked_to_stop);
 
 /// Throws UserError if a part of `path`, the last one too, is a symbolic link in a folder that everybody may
 /// write to: anybody could have put it there. Parts that do not exist are no fault here. To be called before

@@ -1,12 +1,13 @@
 """Signals in the first moments of a job: while libraries load, MPI starts, the config and the model are read."""
 
+import json
 import os
 import random
 import signal
 import time
 
 import tiny_model
-from harness import Run
+from harness import Run, records_of
 from train_resume_cases import ResumingCase
 
 MOMENTS = 6  # for each command
@@ -68,6 +69,36 @@ class FirstMoments(ResumingCase):
         run.wait()
         self.assertEqual(run.code, 0, run.err)
         self.assertEqual([r["step"] for r in self.metrics("step")], list(range(1, 6)))
+
+    def test_a_config_that_does_not_come(self):
+        """A pipe that nobody writes is waited for, which is said, until the job is asked to stop."""
+        pipe = self.dir / "pipe"
+        os.mkfifo(pipe)
+        for command, ranks in (("infer", 0), ("train", 2)):
+            run = Run([command, "--config", pipe], ranks=ranks)
+            run.wait_for(lambda: f"waiting for what somebody is to write into {pipe}" in run.so_far(), "word of the wait")
+            for pid in run.alive():
+                os.kill(pid, signal.SIGTERM)
+            run.wait()
+            self.assertEqual(run.code, 75, run.err)
+            self.assertEqual(run.err.count(f"stopped on request while waiting for {pipe}"), 1, run.err)
+            self.assertNotIn(" error: ", run.err)
+            run.wait_gone()
+
+    def test_a_config_from_a_pipe(self):
+        """It may come late, and in parts."""
+        pipe = self.dir / "pipe"
+        os.mkfifo(pipe)
+        run = Run(["infer", "--config", pipe])
+        with open(pipe, "w") as file:  # waits for the reader
+            text = json.dumps(self.config(tasks=["score"]))
+            file.write(text[:50])
+            file.flush()
+            time.sleep(0.5)
+            file.write(text[50:])
+        run.wait()
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(len(records_of(self.out)), 1)
 
     def test_other_commands_can_be_ended(self):
         """They have no state to save: a signal ends them at any moment, as it ends any program."""

@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <thread>
 
 #include "../storage/scratch.hpp"
 #include "core/json_depth.hpp"
+#include "core/stop_request.hpp"
 
 namespace longhalo {
 namespace {
@@ -35,6 +39,37 @@ TEST(ReadTextFile, RefusesWhatIsNoFileOrTooLarge) {
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
   expect_user_error([&] { read_text_file(folder / "pipe", 5); }, {"pipe"});  // would wait for ever
   expect_user_error([&] { read_text_file("/dev/zero", 5); }, {"device"});    // would never end
+}
+
+TEST(ReadStream, GivesWhatComesUntilTheEnd) {
+  const ScratchFolder folder;
+  write_text(folder / "file", "123456");
+  EXPECT_EQ(read_stream(folder / "file", 100, nullptr), "123456");
+  EXPECT_EQ(read_stream(folder / "file", 5, nullptr), "12345");
+  EXPECT_EQ(read_stream("/dev/null", 5, nullptr), "");
+  EXPECT_EQ(read_stream("/dev/zero", 5, nullptr), std::string(5, '\0'));
+  expect_user_error([&] { read_stream(folder / "missing", 5, nullptr); }, {"No such file", "missing"});
+  const fs::path pipe = folder / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::thread writer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));  // later than the reader looks first
+    std::ofstream out(pipe);
+    out << "first " << std::flush;
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));
+    out << "second";
+  });
+  EXPECT_EQ(read_stream(pipe, 100, [] { return false; }), "first second");
+  writer.join();
+}
+
+TEST(ReadStream, WaitsNoLongerThanItIsWanted) {
+  const ScratchFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  int asked = 0;
+  EXPECT_THROW(read_stream(folder / "pipe", 100, [&] { return ++asked == 3; }), StopRequest);
+  EXPECT_EQ(asked, 3);
+  write_text(folder / "file", "123456");
+  EXPECT_EQ(read_stream(folder / "file", 100, [] { return true; }), "123456") << "what is there is no wait";
 }
 
 TEST(ReadJsonText, RefusesDeepNesting) {
