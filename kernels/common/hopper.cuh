@@ -421,4 +421,18 @@ __device__ __forceinline__ void wgmma_ss(int32_t (&d)[32], uint64_t a, uint64_t 
       : "l"(a), "l"(b), "r"(add));
 }
 
+__device__ __forceinline__ void wgmma_ss(int32_t (&d)[16], uint64_t a, uint64_t b, int add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, p;\n"
+      "}\n"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]),
+        "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]), "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15])
+      : "l"(a), "l"(b), "r"(add));
+}
+
 }  // namespace longhalo::hopper

@@ -1,7 +1,7 @@
 // Rows in int8, each with its own scale, in the coordinates of a Hadamard transform H of blocks of 64
-// neighbours (entries 1/8 and -1/8, H = H^T = H^-1): place p of a block holds coefficient 8 (p % 8) + p / 8 of
-// H x, over the row's scale. The transform spreads a block's outliers over the block, so that one scale a row
-// serves all of it; a product of two such arrays along their rows is that of the arrays they stand for.
+// neighbours (entries 1/8 and -1/8, H = H^T = H^-1): of each block b, x[i, b] is about H values[i, b] *
+// scales[i]. The transform spreads a block's outliers over the block, so that one scale a row serves all of
+// it; a product of two such arrays along their rows is that of the arrays they stand for.
 #pragma once
 
 #include <cstdint>

@@ -2,13 +2,14 @@
 // rotated coordinates (int8.hpp), so that each kernel is written once. Device code only.
 //
 //     rotate(out, v)               eight neighbours of a row into the coordinates of the format
-//     magnitude(out, x)            what the largest of a row is sought among
+//     larger(out, largest, x)      the larger magnitude
 //     row_scale(out, largest)      the scale of a row
-//     store(out, at, v)            rounds v, which is multiplied with the scale's inverse, at element `at`
+//     store(out, at, v, inverse)   rounds v times the scale's inverse, at element `at`
 #pragma once
 
 #include "kernels/common/fp8.hpp"
 #include "kernels/common/int8.hpp"
+#include "kernels/common/mma.cuh"
 #include "kernels/common/rows.cuh"
 
 namespace longhalo {
@@ -18,14 +19,20 @@ struct RowScale {
   float inverse;  // what values are multiplied with before they are rounded
 };
 
+/// What a thread found, for reduce_row(), which passes over NaN.
+__device__ inline SumMax found(SumMax mine) {
+  if (isnan(mine.max)) mine.max = INFINITY;
+  return mine;
+}
+
 inline constexpr float kLeastMagnitude = 0x1p-110F;  // below, the inverse of a scale nears fp32's end
 
 // ---- e4m3
 
 __device__ inline void rotate(const Fp8Rows&, float (&)[8]) {}
 
-__device__ inline float magnitude(const Fp8Rows&, float x) {
-  return fabsf(x);
+__device__ inline float larger(const Fp8Rows&, float largest, float x) {
+  return fmaxf(largest, fabsf(x));
 }
 
 /// A row that holds an infinity becomes NaN throughout.
@@ -34,46 +41,48 @@ __device__ inline RowScale row_scale(const Fp8Rows&, float largest) {
   return {__fdiv_rn(largest, kLargestE4M3), __fdiv_rn(kLargestE4M3, largest)};
 }
 
-__device__ inline void store(const Fp8Rows& out, int64_t at, const float (&v)[8]) {
-  store_e4m3(out.values + at, v);
+__device__ inline void store(const Fp8Rows& out, int64_t at, const float (&v)[8], float inverse) {
+  float scaled[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    scaled[i] = v[i] * inverse;
+  store_e4m3(out.values + at, scaled);
 }
 
-// ---- int8. The transform of 64 numbers is one of eight along the rows and one along the columns of an 8 x 8
-// matrix, which lies in eight threads. Without its factor of 1/8, which goes into the scale.
+// ---- int8. The transform of 64 numbers is one of sixteen, in four groups, and one of four of what comes
+// out. The former is a product with a matrix of 1 and -1 on the tensor cores, which add exactly what is
+// rounded to bf16; the latter two butterflies, one within a thread and one between threads. Their common
+// factor of 1/8 goes into the scale.
 
-__device__ inline void transform_eight(float (&v)[8]) {
-#pragma unroll
-  for (int step = 1; step < 8; step *= 2) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if ((i & step) != 0) continue;
-      const float sum = v[i] + v[i + step], difference = v[i] - v[i + step];
-      v[i] = sum, v[i + step] = difference;
-    }
-  }
-}
-
-/// NOTE: threads 8 t to 8 t + 7 of a warp come here together, with the 64 neighbours of a block in order.
+/// NOTE: by whole warps; threads 8 t to 8 t + 7 hold the 64 neighbours of a block, eight each, in order.
 __device__ inline void rotate(const Int8Rows&, float (&v)[8]) {
-  transform_eight(v);
-  // Transposed: half of what a thread has for half of what another has, three times.
-  const unsigned lane = threadIdx.x % 32, threads = 0xffU << (lane & 24U);
+  // A quad of threads holds two groups, each four neighbours of every thread. As rows of the operand of
+  // mma.m16n8k16, number k of a group has the bits (e1, t1, t0, e0) of its place e in thread t; so has column
+  // n of what comes out, and the whole transform is in natural order.
+  const unsigned lane = threadIdx.x % 32, k = 2 * (lane % 4), n = lane / 4;
+  const uint32_t ones = 0x3f803f80U ^ (__popc(k & n) & 1U) << 15 ^ (__popc((k + 1) & n) & 1U) << 31;
+  const uint32_t a[4] = {pack_bf16(v[0], v[1]), pack_bf16(v[4], v[5]), pack_bf16(v[2], v[3]),
+                         pack_bf16(v[6], v[7])};
+  float low[4] = {}, high[4] = {};  // columns 0 to 7 and 8 to 15: of both groups
+  multiply_add(low, a, ones, ones, low);
+  multiply_add(high, a, ones, ones ^ 0x80008000U, high);
 #pragma unroll
-  for (int step = 1; step < 8; step *= 2) {
-    const bool upper = (lane & static_cast<unsigned>(step)) != 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if ((i & step) != 0) continue;
-      const float other = __shfl_xor_sync(threads, upper ? v[i] : v[i + step], step);
-      (upper ? v[i] : v[i + step]) = other;
-    }
+  for (int i = 0; i < 2; ++i) {
+    v[i] = low[i] + low[i + 2], v[i + 4] = low[i] - low[i + 2];
+    v[i + 2] = high[i] + high[i + 2], v[i + 6] = high[i] - high[i + 2];
   }
-  transform_eight(v);
+  const float sign = (lane & 4U) != 0 ? -1.0F : 1.0F;
+#pragma unroll
+  for (float& x : v)
+    x = fmaf(sign, x, __shfl_xor_sync(0xffffffffU, x, 4));
 }
 
-/// int8 has no NaN, so one makes its row infinite, and row_scale() the whole row NaN.
-__device__ inline float magnitude(const Int8Rows&, float x) {
-  return isnan(x) ? INFINITY : fabsf(x);
+/// int8 has no NaN, so one stays the largest of what a thread has, and makes its row's NaN by way of
+/// infinity.
+__device__ inline float larger(const Int8Rows&, float largest, float x) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(largest), "f"(fabsf(x)));
+  return result;
 }
 
 __device__ inline RowScale row_scale(const Int8Rows&, float largest) {
@@ -83,12 +92,12 @@ __device__ inline RowScale row_scale(const Int8Rows&, float largest) {
 }
 
 /// To nearest, ties to even. No value is beyond 127, which the row's largest becomes.
-__device__ inline void store(const Int8Rows& out, int64_t at, const float (&v)[8]) {
+__device__ inline void store(const Int8Rows& out, int64_t at, const float (&v)[8], float inverse) {
   constexpr float kOnes = 0x1.8p23F;  // where fp32's last bit is 1: the sum's last byte is v as an integer
   uint32_t byte[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    byte[i] = __float_as_uint(v[i] + kOnes);
+    byte[i] = __float_as_uint(fmaf(v[i], inverse, kOnes));
   const auto word = [&](int i) {
     return __byte_perm(__byte_perm(byte[i], byte[i + 1], 0x0040),
                        __byte_perm(byte[i + 2], byte[i + 3], 0x0040), 0x5410);

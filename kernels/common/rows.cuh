@@ -64,6 +64,24 @@ __device__ inline void for_each_vector(int vectors, Visit visit) {
   }
 }
 
+/// The same by whole warps: visit(slot, vector, inside) is called for vectors beyond the row too, with
+/// `inside` false.
+template <bool kKept, class Visit>
+__device__ inline void for_each_vector_of_warps(int vectors, Visit visit) {
+  if constexpr (kKept) {
+#pragma unroll
+    for (int slot = 0; slot < kKeptVectors; ++slot) {
+      const int at = static_cast<int>(threadIdx.x + slot * blockDim.x);
+      visit(slot, at, at < vectors);
+    }
+  } else {
+    for (int first = 0; first < vectors; first += static_cast<int>(blockDim.x)) {
+      const int at = first + static_cast<int>(threadIdx.x);
+      visit(0, at, at < vectors);
+    }
+  }
+}
+
 /// This thread's part of a row. NOTE: when the row is not kept, a vector is read where it is asked for, so a
 /// kernel that writes over its input must not ask for a vector after writing it.
 template <bool kKept>

@@ -19,6 +19,10 @@ CUtensorMap head_rows_map(const BFloat16* base, int64_t rows, int64_t heads, int
 /// Dense rows of `width` bytes, a multiple of 16. The copy engine reads boxes of [box_rows, 1, 128 bytes],
 /// swizzled by 128 bytes; what is out of the array reads as zeros. rows >= 1; base aligned to 16 bytes.
 /// Throws InvariantError.
-CUtensorMap byte_rows_map(const void* base, int64_t rows, int64_t width, int box_rows);
+CUtensorMap byte_rows_map(const int8_t* base, int64_t rows, int64_t width, int box_rows);
+
+/// Dense rows of `width` bf16 numbers, a multiple of 8, that the copy engine writes in boxes of [box_rows, 1,
+/// box_columns], 32 or 64 columns, from shared memory that is swizzled by as many bytes. The rest as above.
+CUtensorMap result_rows_map(BFloat16* base, int64_t rows, int64_t width, int box_rows, int box_columns);
 
 }  // namespace longhalo

@@ -1,11 +1,11 @@
 // int8 matrix products for Hopper (sm_90a): persistent blocks work through tiles of c. A producer warp loads
-// tiles of a and W by TMA into a ring of shared-memory stages; two consumer warpgroups multiply them by wgmma,
-// each 64 rows of the tile, scale the sums and hand them, by way of shared memory, to the copy engine, which
-// writes them or adds them to c beside the next tile's products.
+// tiles of a and W by TMA into a ring of shared-memory stages; two consumer warpgroups multiply them by
+// wgmma, each 64 rows of the tile, scale the sums and hand them, by way of shared memory, to the copy engine,
+// which writes them or adds them to c beside the next tile's products.
 //
 // Large products: tiles of 128 x 256, in clusters of two blocks that have the same columns; each loads half
-// of W's tile for both. Products of few rows, as of decoding, are bound by reading W: tiles of 128 x 64, so
-// that more multiprocessors read, and no clusters.
+// of W's tile for both. Products of few rows, as of decoding, are bound by reading W: narrow tiles, so that
+// all multiprocessors read, many stages, one consumer, no clusters, and of a's tile only the rows there are.
 #include <algorithm>
 #include <limits>
 
@@ -21,19 +21,20 @@ namespace longhalo {
 namespace int8_product {
 
 constexpr int kWarpgroup = 128;
-constexpr int kConsumers = 2;
-constexpr int kTileRows = 64 * kConsumers;
 constexpr int kDepth = 128;  // of the sum, in a stage
 constexpr int kBand = 16;    // row tiles that blocks walk together, so that a and W are found in L2
-constexpr int kThreads = kWarpgroup * (1 + kConsumers);
-constexpr int kOutColumns = 64;  // that the copy engine writes at once, 128 bytes
 constexpr int kOutBuffers = 2;
 
-template <int kTileColumns, int kClusterBlocks>
+// Of a block: consumers of 64 rows each, and columns.
+template <int kConsumerCount, int kTileColumns, int kClusterBlocks>
 struct Shape {
+  static constexpr int kConsumers = kConsumerCount;
+  static constexpr int kRows = 64 * kConsumers;
   static constexpr int kColumns = kTileColumns;
   static constexpr int kCluster = kClusterBlocks;
-  static constexpr int kRowBytes = kTileRows * kDepth;
+  static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
+  static constexpr int kOutColumns = std::min(64, kColumns);  // that the copy engine writes at once
+  static constexpr int kRowBytes = kRows * kDepth;
   static constexpr int kColumnBytes = kColumns * kDepth;
   static constexpr int kStages = 192 * 1024 / (kRowBytes + kColumnBytes);
 };
@@ -43,7 +44,8 @@ struct Parameters {
   const float* a_scales;
   const float* w_scales;
   int m, out;
-  int steps;                    // stages a tile
+  int loaded_rows;  // of a tile of a; what lies in the others' place is multiplied, and not written
+  int steps;        // stages a tile
   int row_tiles, column_tiles;  // row tiles of whole clusters
 };
 
@@ -51,8 +53,8 @@ template <class S>
 struct SharedMemory {
   alignas(1024) uint8_t a[S::kStages][S::kRowBytes];
   alignas(1024) uint8_t w[S::kStages][S::kColumnBytes];
-  alignas(1024) uint8_t out[kConsumers][kOutBuffers][64 * kOutColumns * sizeof(BFloat16)];
-  float w_scales[kConsumers][S::kColumns];
+  alignas(1024) uint8_t out[S::kConsumers][kOutBuffers][64 * S::kOutColumns * sizeof(BFloat16)];
+  float w_scales[S::kConsumers][S::kColumns];
   uint64_t full[S::kStages], empty[S::kStages];
 };
 
@@ -90,12 +92,12 @@ template <class S>
 __device__ void produce(const Parameters& p, SharedMemory<S>& shared, int cluster, int clusters, int block) {
   Ring ring;
   for (Tiles tiles(p, cluster); tiles.any(); tiles.next(clusters)) {
-    const int first_row = (tiles.row * S::kCluster + block) * kTileRows;
+    const int first_row = (tiles.row * S::kCluster + block) * S::kRows;
     const int first_column = tiles.column * S::kColumns;
     for (int step = 0; step < p.steps; ++step) {
       hopper::mbarrier_wait(&shared.empty[ring.stage], ring.phase ^ 1);
       uint64_t* full = &shared.full[ring.stage];
-      hopper::mbarrier_arrive_expect(full, S::kRowBytes + S::kColumnBytes);
+      hopper::mbarrier_arrive_expect(full, p.loaded_rows * kDepth + S::kColumnBytes);
       hopper::tma_load(shared.a[ring.stage], &p.a, step * kDepth, 0, first_row, full);
       if constexpr (S::kCluster == 1) {
         hopper::tma_load(shared.w[ring.stage], &p.w, step * kDepth, 0, first_column, full);
@@ -183,26 +185,28 @@ struct Consumer {
     for (int i = 0; i < kScales; ++i)
       if (thread + i * kWarpgroup < S::kColumns) scales[thread + i * kWarpgroup] = column_scale[i];
 #pragma unroll
-    for (int part = 0; part < S::kColumns / kOutColumns; ++part) {
+    for (int part = 0; part < S::kColumns / S::kOutColumns; ++part) {
       uint8_t* const out = shared.out[warpgroup][part % kOutBuffers];
       if (thread == 0) hopper::bulk_wait_read<kOutBuffers - 1>();
       wait_for_others();
       // Lane l names row l % 16, and of two neighbouring pieces of 16 bytes the one l / 16, as TMA's swizzle
       // lays it.
       const int row = warp * 16 + lane % 16;
-      const uint32_t line = hopper::shared_address(out) + row * 128;
+      constexpr int kLine = S::kOutColumns * sizeof(BFloat16);
+      const uint32_t line = hopper::shared_address(out) + row * kLine;
+      const int swizzle = kLine == 128 ? row % 8 : row / 2 % 4;
 #pragma unroll
-      for (int piece = 0; piece < kOutColumns / 8; piece += 2) {
-        const int at = part * (kOutColumns / 8) + piece;
+      for (int piece = 0; piece < S::kOutColumns / 8; piece += 2) {
+        const int at = part * (S::kOutColumns / 8) + piece;
         const auto* const own = reinterpret_cast<const float2*>(scales + 2 * (lane % 4));
         const float2 left = own[4 * at], right = own[4 * (at + 1)];
-        hopper::store_matrices(line + ((piece + lane / 16) ^ row % 8) * 16, scaled(at, 0, left),
+        hopper::store_matrices(line + ((piece + lane / 16) ^ swizzle) * 16, scaled(at, 0, left),
                                scaled(at, 1, left), scaled(at + 1, 0, right), scaled(at + 1, 1, right));
       }
       hopper::async_proxy_fence();
       wait_for_others();
       if (thread == 0) {
-        const int column = first_column + part * kOutColumns;
+        const int column = first_column + part * S::kOutColumns;
         kAdd ? hopper::tma_add(&p.c, column, 0, first_row, out)
              : hopper::tma_store(&p.c, column, 0, first_row, out);
         hopper::bulk_commit();
@@ -212,7 +216,7 @@ struct Consumer {
 
   __device__ void run(int cluster, int clusters, int block) {
     for (Tiles tiles(p, cluster); tiles.any(); tiles.next(clusters)) {
-      const int first_row = (tiles.row * S::kCluster + block) * kTileRows + warpgroup * 64;
+      const int first_row = (tiles.row * S::kCluster + block) * S::kRows + warpgroup * 64;
       const int first_column = tiles.column * S::kColumns;
       fetch_scales(first_row, first_column);
       multiply();
@@ -223,14 +227,15 @@ struct Consumer {
 };
 
 template <class S, bool kAdd>
-__global__ void __launch_bounds__(kThreads, 1) int8_kernel(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(S::kThreads, 1) int8_kernel(const __grid_constant__ Parameters p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t raw[];
   auto& shared = *reinterpret_cast<SharedMemory<S>*>(raw);
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kStages; ++i) {
       hopper::mbarrier_init(&shared.full[i], 1);
-      hopper::mbarrier_init(&shared.empty[i], 4 * kConsumers * S::kCluster);  // a lane of each reading warp
+      hopper::mbarrier_init(&shared.empty[i],
+                            4 * S::kConsumers * S::kCluster);  // a lane of each reading warp
     }
     hopper::mbarrier_init_fence();
   }
@@ -264,7 +269,7 @@ void launch(StreamHandle stream, Parameters p) {
   config.gridDim =
       std::min(p.row_tiles * p.column_tiles, current_device_info().multiprocessors / S::kCluster) *
       S::kCluster;
-  config.blockDim = kThreads;
+  config.blockDim = S::kThreads;
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = stream;
   cudaLaunchAttribute cluster{};
@@ -283,14 +288,15 @@ int64_t ceil_of(int64_t count, int64_t size) {
 template <class S>
 void launch_shape(StreamHandle stream, int64_t m, int64_t out, int64_t in, const ConstInt8Rows& a,
                   const ConstInt8Rows& w, BFloat16* c, Accumulate accumulate) {
-  const int64_t row_tiles = ceil_of(m, kTileRows * S::kCluster), column_tiles = ceil_of(out, S::kColumns);
+  const int64_t row_tiles = ceil_of(m, S::kRows * S::kCluster), column_tiles = ceil_of(out, S::kColumns);
   check(m < (1 << 30) && row_tiles * column_tiles < (1 << 30), "the tiles of one launch fit 30 bits");
   Parameters p;
-  p.a = byte_rows_map(a.values, m, in, kTileRows);
+  p.loaded_rows = static_cast<int>(std::min<int64_t>(S::kRows, ceil_of(m, 8) * 8));
+  p.a = byte_rows_map(a.values, m, in, p.loaded_rows);
   p.w = byte_rows_map(w.values, out, in, S::kColumns / S::kCluster);
   p.a_scales = a.scales;
   p.w_scales = w.scales;
-  p.c = head_rows_map(c, m, 1, out, out, 64);
+  p.c = result_rows_map(c, m, out, 64, S::kOutColumns);
   p.m = static_cast<int>(m);
   p.out = static_cast<int>(out);
   p.steps = static_cast<int>(ceil_of(in, kDepth));
@@ -307,10 +313,15 @@ void int8_matmul_hopper(StreamHandle stream, int64_t m, int64_t out, int64_t in,
   check(m >= 0 && out > 0 && out % 8 == 0 && in > 0 && in % 16 == 0 && in <= kLongestInt8Sum,
         "the dimensions of an int8 product are positive multiples of 16 and its sums fit 32 bits");
   if (m == 0) return;
-  if (m <= kTileRows)
-    launch_shape<Shape<64, 1>>(stream, m, out, in, a, w, c, accumulate);
+  using Wide = Shape<2, 256, 2>;
+  const int64_t wide_blocks =
+      ceil_of(m, Wide::kRows * Wide::kCluster) * ceil_of(out, Wide::kColumns) * Wide::kCluster;
+  if (m <= 64)
+    launch_shape<Shape<1, 32, 1>>(stream, m, out, in, a, w, c, accumulate);
+  else if (wide_blocks < current_device_info().multiprocessors / 2)
+    launch_shape<Shape<2, 64, 1>>(stream, m, out, in, a, w, c, accumulate);
   else
-    launch_shape<Shape<256, 2>>(stream, m, out, in, a, w, c, accumulate);
+    launch_shape<Wide>(stream, m, out, in, a, w, c, accumulate);
 }
 
 }  // namespace longhalo

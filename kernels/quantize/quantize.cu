@@ -14,25 +14,21 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   if (row >= n) return;
   const Row<kKept> in(x + row * width, vectors);
   float kept[kKept ? kKeptVectors : 1][8];
-  const auto fill = [&](int slot, int at) {
-    unpack(in.get(slot, at), kept[slot]);
+  const auto fill = [&](int slot, int at, bool inside) {
+    unpack(inside ? in.get(slot, at) : Bf16x8{}, kept[slot]);
     rotate(out, kept[slot]);
   };
   SumMax mine;
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
-    fill(slot, at);
+  for_each_vector_of_warps<kKept>(vectors, [&](int slot, int at, bool inside) {
+    fill(slot, at, inside);
 #pragma unroll
     for (float value : kept[slot])
-      mine.max = fmaxf(mine.max, magnitude(out, value));
+      mine.max = larger(out, mine.max, value);
   });
-  const RowScale scale = row_scale(out, reduce_row(mine).max);
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
-    if constexpr (!kKept) fill(slot, at);
-    float v[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      v[i] = kept[slot][i] * scale.inverse;
-    store(out, row * width + at * kVectorWidth, v);
+  const RowScale scale = row_scale(out, reduce_row(found(mine)).max);
+  for_each_vector_of_warps<kKept>(vectors, [&](int slot, int at, bool inside) {
+    if constexpr (!kKept) fill(slot, at, inside);
+    if (inside) store(out, row * width + at * kVectorWidth, kept[slot], scale.inverse);
   });
   if (threadIdx.x == 0) out.scales[row] = scale.scale;
 }
@@ -91,7 +87,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     unpack(in.get(slot, at), v);
 #pragma unroll
     for (float value : v)
-      mine.max = fmaxf(mine.max, fabsf(value));
+      mine.max = larger(out, mine.max, value);
   });
   const RowScale first = row_scale(out, reduce_row(mine).max);
   float errors[kScales] = {};
@@ -125,10 +121,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   for_each_vector<kKept>(vectors, [&](int slot, int at) {
     float v[8];
     unpack(in.get(slot, at), v);
-#pragma unroll
-    for (float& value : v)
-      value *= scale.inverse;
-    store_e4m3(out.values + row * width + at * kVectorWidth, v);
+    store(out, row * width + at * kVectorWidth, v, scale.inverse);
   });
   if (threadIdx.x == 0) out.scales[row] = scale.scale;
 }

@@ -45,37 +45,30 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   const Row<kKept> in(x + row * hidden, vectors);
   float kept[kKept ? kKeptVectors : 1][8];
   SumMax mine;
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
-    float v[8], w[8];
-    unpack(in.get(slot, at), v);
-    load_vector(weight + at * kVectorWidth, w);
+  const auto fill = [&](int slot, int at, bool inside) {
+    float v[8] = {}, w[8] = {};
+    if (inside) {
+      unpack(in.get(slot, at), v);
+      load_vector(weight + at * kVectorWidth, w);
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       mine.sum += v[i] * v[i];
       kept[slot][i] = v[i] * w[i];
     }
     rotate(out, kept[slot]);
+  };
+  for_each_vector_of_warps<kKept>(vectors, [&](int slot, int at, bool inside) {
+    fill(slot, at, inside);
 #pragma unroll
     for (float value : kept[slot])
-      mine.max = fmaxf(mine.max, magnitude(out, value));
+      mine.max = larger(out, mine.max, value);
   });
-  const SumMax all = reduce_row(mine);
+  const SumMax all = reduce_row(found(mine));
   const RowScale scale = row_scale(out, all.max);
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
-    float v[8];
-    if constexpr (!kKept) {
-      float w[8];
-      unpack(in.get(slot, at), v);
-      load_vector(weight + at * kVectorWidth, w);
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-        kept[slot][i] = v[i] * w[i];
-      rotate(out, kept[slot]);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      v[i] = kept[slot][i] * scale.inverse;
-    store(out, row * hidden + at * kVectorWidth, v);
+  for_each_vector_of_warps<kKept>(vectors, [&](int slot, int at, bool inside) {
+    if constexpr (!kKept) fill(slot, at, inside);
+    if (inside) store(out, row * hidden + at * kVectorWidth, kept[slot], scale.inverse);
   });
   if (threadIdx.x == 0)
     out.scales[row] = scale.scale * rsqrtf(all.sum / static_cast<float>(hidden) + epsilon);

@@ -39,25 +39,27 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   if (row >= n) return;
   const Row<kKept> gates(gate_up + row * 2 * ffn, vectors), ups(gate_up + (row * 2 + 1) * ffn, vectors);
   float kept[kKept ? kKeptVectors : 1][8];
-  SumMax mine;
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
-    gate_vector(gates.get(slot, at), ups.get(slot, at), kept[slot]);
+  const auto fill = [&](int slot, int at, bool inside) {
+    if (inside) {
+      gate_vector(gates.get(slot, at), ups.get(slot, at), kept[slot]);
+    } else {
+#pragma unroll
+      for (float& value : kept[slot])
+        value = 0;
+    }
     rotate(out, kept[slot]);
+  };
+  SumMax mine;
+  for_each_vector_of_warps<kKept>(vectors, [&](int slot, int at, bool inside) {
+    fill(slot, at, inside);
 #pragma unroll
     for (float value : kept[slot])
-      mine.max = fmaxf(mine.max, magnitude(out, value));
+      mine.max = larger(out, mine.max, value);
   });
-  const RowScale scale = row_scale(out, reduce_row(mine).max);
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
-    if constexpr (!kKept) {
-      gate_vector(gates.get(slot, at), ups.get(slot, at), kept[slot]);
-      rotate(out, kept[slot]);
-    }
-    float v[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      v[i] = kept[slot][i] * scale.inverse;
-    store(out, row * ffn + at * kVectorWidth, v);
+  const RowScale scale = row_scale(out, reduce_row(found(mine)).max);
+  for_each_vector_of_warps<kKept>(vectors, [&](int slot, int at, bool inside) {
+    if constexpr (!kKept) fill(slot, at, inside);
+    if (inside) store(out, row * ffn + at * kVectorWidth, kept[slot], scale.inverse);
   });
   if (threadIdx.x == 0) out.scales[row] = scale.scale;
 }

@@ -293,17 +293,20 @@ class Int8Products : public DeviceMatmulTest {
   }
 };
 
+// Of each kind of tile: narrow ones for few rows, wide ones where they occupy the GPU.
 TEST_F(Int8Products, AreExactWhenSmall) {  // compute-sanitizer's too
   DeviceMatmul matmul(stream());
-  for (const Product& p : {Product{1, 8, 64}, Product{16, 64, 64}, Product{127, 72, 192},
-                           Product{129, 264, 192}, Product{257, 320, 576}})
+  for (const Product& p :
+       {Product{1, 8, 64}, Product{16, 72, 64}, Product{64, 64, 64}, Product{65, 40, 128},
+        Product{127, 72, 192}, Product{129, 264, 192}, Product{257, 320, 576}, Product{700, 2824, 192}})
     expect_exact_int8(matmul, p, stream());
 }
 
 TEST_F(Int8Products, AreExactWhenLarge) {
   DeviceMatmul matmul(stream());
-  for (const Product& p : {Product{1, 4096, 1024}, Product{128, 576, 576}, Product{7, 1536, 4096},
-                           Product{300, 1024, 512}, Product{1000, 192, 64}, Product{4500, 1544, 320}})
+  for (const Product& p :
+       {Product{1, 4096, 1024}, Product{128, 576, 576}, Product{7, 1536, 4096}, Product{63, 8200, 2112},
+        Product{300, 1024, 512}, Product{1000, 192, 64}, Product{1300, 1800, 704}, Product{4500, 1544, 320}})
     expect_exact_int8(matmul, p, stream());
   expect_exact_int8(matmul, {1, 8, 133120}, stream(), true);  // sums just below 2^31
   expect_exact_int8(matmul, {130, 16, 133120}, stream(), true);
