@@ -16,11 +16,15 @@ namespace longhalo {
 inline constexpr int kKeptVectors = 4;
 inline constexpr int kMaxRowThreads = 1024;
 
+/// How a row fits the registers of its threads: not at all; with some to spare; or filling all of them, as
+/// the rows of large models do, so that no thread need ask where the row ends.
+enum class RowFit { kReadAgain, kKept, kFilled };
+
 /// threadIdx.x runs along the row, threadIdx.y over the rows of a block.
 struct RowLaunch {
   dim3 grid, block;
-  int vectors = 0;    // 16-byte vectors in a row
-  bool kept = false;  // the row fits the registers of its threads
+  int vectors = 0;  // 16-byte vectors in a row
+  RowFit fit = RowFit::kReadAgain;
 };
 
 /// For n > 0 rows. Throws InvariantError unless width is a positive multiple of 8.
@@ -30,8 +34,9 @@ inline RowLaunch row_launch(int64_t n, int64_t width) {
   RowLaunch launch;
   launch.vectors = static_cast<int>(width / kVectorWidth);
   const int wanted = ((launch.vectors + kKeptVectors - 1) / kKeptVectors + 31) / 32 * 32;
-  launch.kept = wanted <= kMaxRowThreads;
   const int threads = std::min(wanted, kMaxRowThreads);
+  if (wanted <= kMaxRowThreads)
+    launch.fit = launch.vectors == threads * kKeptVectors ? RowFit::kFilled : RowFit::kKept;
   const int rows = threads == 32 ? 4 : 1;
   const int64_t blocks = (n + rows - 1) / rows;
   check(blocks <= std::numeric_limits<int32_t>::max(), "the rows of one call fit one grid");
@@ -49,51 +54,62 @@ __device__ inline int64_t row_of_thread() {
   return static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
 }
 
-/// Calls visit(slot, vector) for this thread's vectors of a row. `slot` counts those that are kept.
-template <bool kKept, class Visit>
-__device__ inline void for_each_vector(int vectors, Visit visit) {
-  if constexpr (kKept) {
-#pragma unroll
-    for (int slot = 0; slot < kKeptVectors; ++slot) {
-      const int at = static_cast<int>(threadIdx.x + slot * blockDim.x);
-      if (at < vectors) visit(slot, at);
-    }
-  } else {
-    for (int at = static_cast<int>(threadIdx.x); at < vectors; at += static_cast<int>(blockDim.x))
-      visit(0, at);
+/// Vectors of a thread that are in registers at once.
+template <RowFit kFit>
+inline constexpr int kHeldVectors = kFit == RowFit::kReadAgain ? 1 : kKeptVectors;
+
+/// Of three instances of a kernel the one for this launch.
+template <class Kernel>
+Kernel chosen(const RowLaunch& launch, Kernel read_again, Kernel kept, Kernel filled) {
+  switch (launch.fit) {
+    case RowFit::kReadAgain:
+      return read_again;
+    case RowFit::kKept:
+      return kept;
+    case RowFit::kFilled:
+      break;
   }
+  return filled;
 }
 
-/// The same by whole warps: visit(slot, vector, inside) is called for vectors beyond the row too, with
-/// `inside` false.
-template <bool kKept, class Visit>
+/// By whole warps: calls visit(slot, vector, inside) for this thread's vectors of a row, and for those beyond
+/// it, with `inside` false. `slot` counts those that are kept.
+template <RowFit kFit, class Visit>
 __device__ inline void for_each_vector_of_warps(int vectors, Visit visit) {
-  if constexpr (kKept) {
-#pragma unroll
-    for (int slot = 0; slot < kKeptVectors; ++slot) {
-      const int at = static_cast<int>(threadIdx.x + slot * blockDim.x);
-      visit(slot, at, at < vectors);
-    }
-  } else {
+  if constexpr (kFit == RowFit::kReadAgain) {
     for (int first = 0; first < vectors; first += static_cast<int>(blockDim.x)) {
       const int at = first + static_cast<int>(threadIdx.x);
       visit(0, at, at < vectors);
     }
+  } else {
+#pragma unroll
+    for (int slot = 0; slot < kKeptVectors; ++slot) {
+      const int at = static_cast<int>(threadIdx.x + slot * blockDim.x);
+      visit(slot, at, kFit == RowFit::kFilled || at < vectors);
+    }
   }
+}
+
+/// Calls visit(slot, vector) for this thread's vectors of a row.
+template <RowFit kFit, class Visit>
+__device__ inline void for_each_vector(int vectors, Visit visit) {
+  for_each_vector_of_warps<kFit>(vectors, [&](int slot, int at, bool inside) {
+    if (inside) visit(slot, at);
+  });
 }
 
 /// This thread's part of a row. NOTE: when the row is not kept, a vector is read where it is asked for, so a
 /// kernel that writes over its input must not ask for a vector after writing it.
-template <bool kKept>
+template <RowFit kFit>
 class Row {
  public:
   __device__ Row(const BFloat16* x, int vectors) : x_(x) {
-    if constexpr (kKept)
-      for_each_vector<true>(vectors,
+    if constexpr (kFit != RowFit::kReadAgain)
+      for_each_vector<kFit>(vectors,
                             [&](int slot, int at) { kept_[slot] = load_vector(x + at * kVectorWidth); });
   }
   __device__ Bf16x8 get(int slot, int at) const {
-    if constexpr (kKept)
+    if constexpr (kFit != RowFit::kReadAgain)
       return kept_[slot];
     else
       return load_vector(x_ + at * kVectorWidth);
@@ -101,7 +117,7 @@ class Row {
 
  private:
   const BFloat16* x_;
-  Bf16x8 kept_[kKept ? kKeptVectors : 1];
+  Bf16x8 kept_[kHeldVectors<kFit>];
 };
 
 struct SumMax {

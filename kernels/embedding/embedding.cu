@@ -6,14 +6,14 @@
 namespace longhalo {
 namespace {
 
-template <bool kKept>
+template <RowFit kFit>
 __global__ void __launch_bounds__(kMaxRowThreads)
     embedding_rows(int64_t n, int64_t hidden, int vectors, const int32_t* __restrict__ tokens,
                    const BFloat16* __restrict__ table, BFloat16* __restrict__ x) {
   const int64_t row = row_of_thread();
   if (row >= n) return;
-  const Row<kKept> from(table + tokens[row] * hidden, vectors);
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+  const Row<kFit> from(table + tokens[row] * hidden, vectors);
+  for_each_vector<kFit>(vectors, [&](int slot, int at) {
     store_vector(x + row * hidden + at * kVectorWidth, from.get(slot, at));
   });
 }
@@ -27,7 +27,8 @@ void embedding(StreamHandle stream, int64_t n, int64_t hidden, const int32_t* to
   const RowLaunch at = row_launch(n, hidden);
   check_aligned(table);
   check_aligned(x);
-  const auto kernel = at.kept ? embedding_rows<true> : embedding_rows<false>;
+  const auto kernel = chosen(at, embedding_rows<RowFit::kReadAgain>, embedding_rows<RowFit::kKept>,
+                             embedding_rows<RowFit::kFilled>);
   kernel<<<at.grid, at.block, 0, stream>>>(n, hidden, at.vectors, tokens, table, x);
   check_launch("embedding", stream);
 }

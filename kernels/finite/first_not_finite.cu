@@ -13,15 +13,15 @@ __global__ void set_to(int64_t value, int64_t* to) {
   *to = value;
 }
 
-template <bool kKept>
+template <RowFit kFit>
 __global__ void __launch_bounds__(kMaxRowThreads)
     first_not_finite_rows(int64_t n, int64_t hidden, int vectors, const BFloat16* __restrict__ x,
                           int64_t* first_row) {
   const int64_t row = row_of_thread();
   if (row >= n) return;
-  const Row<kKept> in(x + row * hidden, vectors);
+  const Row<kFit> in(x + row * hidden, vectors);
   SumMax mine;
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+  for_each_vector<kFit>(vectors, [&](int slot, int at) {
     float v[8];
     unpack(in.get(slot, at), v);
 #pragma unroll
@@ -43,7 +43,8 @@ void first_not_finite(StreamHandle stream, int64_t n, int64_t hidden, const BFlo
   if (n == 0) return;
   const RowLaunch at = row_launch(n, hidden);
   check_aligned(x);
-  const auto kernel = at.kept ? first_not_finite_rows<true> : first_not_finite_rows<false>;
+  const auto kernel = chosen(at, first_not_finite_rows<RowFit::kReadAgain>,
+                             first_not_finite_rows<RowFit::kKept>, first_not_finite_rows<RowFit::kFilled>);
   kernel<<<at.grid, at.block, 0, stream>>>(n, hidden, at.vectors, x, first_row);
   check_launch("first not finite", stream);
 }

@@ -7,27 +7,27 @@
 namespace longhalo {
 namespace {
 
-template <bool kKept, class Rows>
+template <RowFit kFit, class Rows>
 __global__ void __launch_bounds__(kMaxRowThreads)
     quantize_rows_kernel(int64_t n, int64_t width, int vectors, const BFloat16* __restrict__ x, Rows out) {
   const int64_t row = row_of_thread();
   if (row >= n) return;
-  const Row<kKept> in(x + row * width, vectors);
-  float kept[kKept ? kKeptVectors : 1][8];
+  const Row<kFit> in(x + row * width, vectors);
+  float kept[kHeldVectors<kFit>][8];
   const auto fill = [&](int slot, int at, bool inside) {
     unpack(inside ? in.get(slot, at) : Bf16x8{}, kept[slot]);
     rotate(out, kept[slot]);
   };
   SumMax mine;
-  for_each_vector_of_warps<kKept>(vectors, [&](int slot, int at, bool inside) {
+  for_each_vector_of_warps<kFit>(vectors, [&](int slot, int at, bool inside) {
     fill(slot, at, inside);
 #pragma unroll
     for (float value : kept[slot])
       mine.max = larger(out, mine.max, value);
   });
   const RowScale scale = row_scale(out, reduce_row(found(mine)).max);
-  for_each_vector_of_warps<kKept>(vectors, [&](int slot, int at, bool inside) {
-    if constexpr (!kKept) fill(slot, at, inside);
+  for_each_vector_of_warps<kFit>(vectors, [&](int slot, int at, bool inside) {
+    if constexpr (kFit == RowFit::kReadAgain) fill(slot, at, inside);
     if (inside) store(out, row * width + at * kVectorWidth, kept[slot], scale.inverse);
   });
   if (threadIdx.x == 0) out.scales[row] = scale.scale;
@@ -74,15 +74,15 @@ __device__ void sum_over_row(float (&mine)[kScales]) {
 
 // Errors are in units of the first scale, so that no square leaves fp32. Where they are NaN the first scale
 // stays.
-template <bool kKept>
+template <RowFit kFit>
 __global__ void __launch_bounds__(kMaxRowThreads)
     quantize_rows_least_error_kernel(int64_t n, int64_t width, int vectors, const BFloat16* __restrict__ x,
                                      Fp8Rows out) {
   const int64_t row = row_of_thread();
   if (row >= n) return;
-  const Row<kKept> in(x + row * width, vectors);
+  const Row<kFit> in(x + row * width, vectors);
   SumMax mine;
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+  for_each_vector<kFit>(vectors, [&](int slot, int at) {
     float v[8];
     unpack(in.get(slot, at), v);
 #pragma unroll
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   });
   const RowScale first = row_scale(out, reduce_row(mine).max);
   float errors[kScales] = {};
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+  for_each_vector<kFit>(vectors, [&](int slot, int at) {
     float v[8];
     unpack(in.get(slot, at), v);
 #pragma unroll
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     }
   }
   const RowScale scale = scale_of_step(first, best);
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+  for_each_vector<kFit>(vectors, [&](int slot, int at) {
     float v[8];
     unpack(in.get(slot, at), v);
     store(out, row * width + at * kVectorWidth, v, scale.inverse);
@@ -126,38 +126,42 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   if (threadIdx.x == 0) out.scales[row] = scale.scale;
 }
 
-template <class Rows>
-using Kernel = void (*)(int64_t, int64_t, int, const BFloat16*, Rows);
-
-template <class Rows>
-void launch(const char* name, Kernel<Rows> kept, Kernel<Rows> read_again, StreamHandle stream, int64_t n,
-            int64_t width, const BFloat16* x, const Rows& out) {
+// `kernels`: as chosen() takes them.
+template <class Rows, class... Kernels>
+void launch(const char* name, StreamHandle stream, int64_t n, int64_t width, const BFloat16* x,
+            const Rows& out, Kernels... kernels) {
   if (n == 0) return;
   const NvtxRange range(name);
   const RowLaunch at = row_launch(n, width);
   check_aligned(x);
   check_rows(width, out);
-  const Kernel<Rows> kernel = at.kept ? kept : read_again;
+  const auto kernel = chosen(at, kernels...);
   kernel<<<at.grid, at.block, 0, stream>>>(n, width, at.vectors, x, out);
   check_launch(name, stream);
+}
+
+template <class Rows>
+void quantize(const char* name, StreamHandle stream, int64_t n, int64_t width, const BFloat16* x,
+              const Rows& out) {
+  launch(name, stream, n, width, x, out, quantize_rows_kernel<RowFit::kReadAgain, Rows>,
+         quantize_rows_kernel<RowFit::kKept, Rows>, quantize_rows_kernel<RowFit::kFilled, Rows>);
 }
 
 }  // namespace
 
 void quantize_rows(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x, const Fp8Rows& out) {
-  launch("quantize rows to fp8", quantize_rows_kernel<true, Fp8Rows>, quantize_rows_kernel<false, Fp8Rows>,
-         stream, n, width, x, out);
+  quantize("quantize rows to fp8", stream, n, width, x, out);
 }
 
 void quantize_rows(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x, const Int8Rows& out) {
-  launch("quantize rows to int8", quantize_rows_kernel<true, Int8Rows>, quantize_rows_kernel<false, Int8Rows>,
-         stream, n, width, x, out);
+  quantize("quantize rows to int8", stream, n, width, x, out);
 }
 
 void quantize_rows_least_error(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x,
                                const Fp8Rows& out) {
-  launch("quantize rows with least error", quantize_rows_least_error_kernel<true>,
-         quantize_rows_least_error_kernel<false>, stream, n, width, x, out);
+  launch("quantize rows with least error", stream, n, width, x, out,
+         quantize_rows_least_error_kernel<RowFit::kReadAgain>,
+         quantize_rows_least_error_kernel<RowFit::kKept>, quantize_rows_least_error_kernel<RowFit::kFilled>);
 }
 
 }  // namespace longhalo

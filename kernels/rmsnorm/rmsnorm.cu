@@ -7,15 +7,15 @@
 namespace longhalo {
 namespace {
 
-template <bool kKept>
+template <RowFit kFit>
 __global__ void __launch_bounds__(kMaxRowThreads)
     rmsnorm_rows(int64_t n, int64_t hidden, int vectors, const BFloat16* x, const float* __restrict__ weight,
                  float epsilon, BFloat16* out) {
   const int64_t row = row_of_thread();
   if (row >= n) return;
-  const Row<kKept> in(x + row * hidden, vectors);
+  const Row<kFit> in(x + row * hidden, vectors);
   SumMax mine;
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+  for_each_vector<kFit>(vectors, [&](int slot, int at) {
     float v[8];
     unpack(in.get(slot, at), v);
 #pragma unroll
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
       mine.sum += value * value;
   });
   const float factor = rsqrtf(reduce_row(mine).sum / static_cast<float>(hidden) + epsilon);
-  for_each_vector<kKept>(vectors, [&](int slot, int at) {
+  for_each_vector<kFit>(vectors, [&](int slot, int at) {
     float v[8], w[8];
     unpack(in.get(slot, at), v);
     load_vector(weight + at * kVectorWidth, w);
@@ -36,14 +36,14 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 
 // The norm's factor is the same for a whole row, so it goes into the scale alone: what is quantised is x *
 // weight, and the sum of squares and the largest magnitude are found in one pass.
-template <bool kKept, class Rows>
+template <RowFit kFit, class Rows>
 __global__ void __launch_bounds__(kMaxRowThreads)
     rmsnorm_quantised_rows(int64_t n, int64_t hidden, int vectors, const BFloat16* x,
                            const float* __restrict__ weight, float epsilon, Rows out) {
   const int64_t row = row_of_thread();
   if (row >= n) return;
-  const Row<kKept> in(x + row * hidden, vectors);
-  float kept[kKept ? kKeptVectors : 1][8];
+  const Row<kFit> in(x + row * hidden, vectors);
+  float kept[kHeldVectors<kFit>][8];
   SumMax mine;
   const auto fill = [&](int slot, int at, bool inside) {
     float v[8] = {}, w[8] = {};
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     }
     rotate(out, kept[slot]);
   };
-  for_each_vector_of_warps<kKept>(vectors, [&](int slot, int at, bool inside) {
+  for_each_vector_of_warps<kFit>(vectors, [&](int slot, int at, bool inside) {
     fill(slot, at, inside);
 #pragma unroll
     for (float value : kept[slot])
@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   });
   const SumMax all = reduce_row(found(mine));
   const RowScale scale = row_scale(out, all.max);
-  for_each_vector_of_warps<kKept>(vectors, [&](int slot, int at, bool inside) {
-    if constexpr (!kKept) fill(slot, at, inside);
+  for_each_vector_of_warps<kFit>(vectors, [&](int slot, int at, bool inside) {
+    if constexpr (kFit == RowFit::kReadAgain) fill(slot, at, inside);
     if (inside) store(out, row * hidden + at * kVectorWidth, kept[slot], scale.inverse);
   });
   if (threadIdx.x == 0)
@@ -84,7 +84,8 @@ void rmsnorm(StreamHandle stream, int64_t n, int64_t hidden, const BFloat16* x, 
   for (const void* data :
        {static_cast<const void*>(x), static_cast<const void*>(weight), static_cast<const void*>(out)})
     check_aligned(data);
-  const auto kernel = at.kept ? rmsnorm_rows<true> : rmsnorm_rows<false>;
+  const auto kernel = chosen(at, rmsnorm_rows<RowFit::kReadAgain>, rmsnorm_rows<RowFit::kKept>,
+                             rmsnorm_rows<RowFit::kFilled>);
   kernel<<<at.grid, at.block, 0, stream>>>(n, hidden, at.vectors, x, weight, epsilon, out);
   check_launch("rmsnorm", stream);
 }
@@ -100,7 +101,9 @@ void rmsnorm_quantised(const char* name, StreamHandle stream, int64_t n, int64_t
   check_aligned(x);
   check_aligned(weight);
   check_rows(hidden, out);
-  const auto kernel = at.kept ? rmsnorm_quantised_rows<true, Rows> : rmsnorm_quantised_rows<false, Rows>;
+  const auto kernel =
+      chosen(at, rmsnorm_quantised_rows<RowFit::kReadAgain, Rows>,
+             rmsnorm_quantised_rows<RowFit::kKept, Rows>, rmsnorm_quantised_rows<RowFit::kFilled, Rows>);
   kernel<<<at.grid, at.block, 0, stream>>>(n, hidden, at.vectors, x, weight, epsilon, out);
   check_launch(name, stream);
 }

@@ -24,8 +24,9 @@ struct RowShape {
   int64_t n, width;
 };
 
-const RowShape kRowShapes[] = {{1, 8},      {5, 8},     {131, 24},  {7, 576},   {33, 1536}, {3, 4096},
-                               {129, 4096}, {5, 14336}, {2, 16384}, {1, 32768}, {2, 32776}, {1, 57344}};
+const RowShape kRowShapes[] = {{1, 8},     {5, 8},     {131, 24},   {7, 576},   {33, 1536},
+                               {3, 4096},  {9, 1024},  {129, 4096}, {5, 14336}, {2, 16384},
+                               {1, 32768}, {2, 32776}, {1, 57344}};
 
 // The chain of additions that a sum over a row goes through, in units of fp32: a thread adds at most 56
 // numbers (width / 1024 where rows are read twice), then 10 steps among threads.
@@ -210,7 +211,7 @@ struct GuardedInt8 {
   Guarded<float> scales;
 };
 
-const RowShape kBlockShapes[] = {{1, 64},     {5, 128},   {7, 576},   {33, 1536}, {3, 4096},
+const RowShape kBlockShapes[] = {{1, 64},     {5, 128},   {7, 576},   {33, 1536}, {3, 4096}, {9, 1024},
                                  {129, 4096}, {5, 14336}, {1, 32768}, {2, 32832}, {1, 57344}};
 
 // Blocks of 64 through the Hadamard matrix by its definition: entry (i, j) is 1/8, negative where i and j
