@@ -281,7 +281,7 @@ void launch(StreamHandle stream, Parameters p) {
   check_launch("int8_matmul", stream);
 }
 
-int64_t ceil_of(int64_t count, int64_t size) {
+inline int64_t ceil_of(int64_t count, int64_t size) {
   return (count + size - 1) / size;
 }
 
@@ -311,7 +311,8 @@ void int8_matmul_hopper(StreamHandle stream, int64_t m, int64_t out, int64_t in,
                         const ConstInt8Rows& w, BFloat16* c, Accumulate accumulate) {
   using namespace int8_product;
   check(m >= 0 && out > 0 && out % 8 == 0 && in > 0 && in % 16 == 0 && in <= kLongestInt8Sum,
-        "the dimensions of an int8 product are positive multiples of 16 and its sums fit 32 bits");
+        "an int8 product has outputs in multiples of 8 and inputs in multiples of 16, and its sums fit 32 "
+        "bits");
   if (m == 0) return;
   using Wide = Shape<2, 256, 2>;
   const int64_t wide_blocks =
