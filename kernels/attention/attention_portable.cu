@@ -12,8 +12,10 @@
 // Keys that no query of the block sees are never read. Blocks with the most keys (the last) start first, and
 // the heads of a group, which share their keys, start one after the other: keys come from L2.
 //
-// Scores are in units of log2. The maximum that weights are relative to may lag behind by 2^kLag: sums are
-// rescaled only when a row's maximum grew by more, which after the first tiles is seldom.
+// Scores are in units of log2. Weights are relative to a maximum that is sought only until every row of a
+// warp has seen a key: nearly always it will do for the tiles that follow. Where their weights become large,
+// sums are scaled down; where they become so large that a tile may be lost, the block begins again, and seeks
+// the maximum in every tile.
 #include <cmath>
 #include <numbers>
 
@@ -32,7 +34,9 @@ constexpr int kQueryTile = 32 * kWarps;
 constexpr int kKeyTile = 64;
 constexpr int kKeySteps = kKeyTile / 16;
 constexpr float kLag = 8;
-constexpr float kLowest = -1e30F;  // below every score; finite, so that differences are never NaN
+constexpr float kLarge = 0x1p32F;     // sums beyond it are scaled by its inverse
+constexpr float kTooLarge = 0x1p64F;  // one tile made of more is not trusted
+constexpr float kLowest = -1e30F;     // below every score; finite, so that differences are never NaN
 constexpr unsigned kAll = 0xffffffffU;
 
 struct Parameters {
@@ -210,6 +214,40 @@ __device__ __forceinline__ void raise_maxima(Rows<kDim>& rows, const Scores& sco
   }
 }
 
+// Whether every row of the warp has a maximum.
+template <int kDim>
+__device__ __forceinline__ bool anchored(const Rows<kDim>& rows) {
+  const float least = fminf(fminf(rows.top[0][0], rows.top[0][1]), fminf(rows.top[1][0], rows.top[1][1]));
+  return __all_sync(kAll, least > kLowest);
+}
+
+// After a tile for which no maxima were sought: scales large sums down. False where they were too large.
+template <int kDim>
+__device__ __forceinline__ bool settle(Rows<kDim>& rows) {
+  const auto within = [&](float limit) {  // not so for NaN
+    return rows.sum[0][0] <= limit && rows.sum[0][1] <= limit && rows.sum[1][0] <= limit &&
+           rows.sum[1][1] <= limit;
+  };
+  if (__all_sync(kAll, within(kLarge))) return true;
+  const bool good = __all_sync(kAll, within(kTooLarge));
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = rows.sum[m][half];  // the four lanes of a row do alike
+      sum = fmaxf(sum, __shfl_xor_sync(kAll, sum, 1));
+      sum = fmaxf(sum, __shfl_xor_sync(kAll, sum, 2));
+      if (!(sum > kLarge)) continue;
+      rows.top[m][half] += 32;
+      rows.sum[m][half] *= 1 / kLarge;
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n)
+        rows.out[m][n][2 * half] *= 1 / kLarge, rows.out[m][n][2 * half + 1] *= 1 / kLarge;
+    }
+  }
+  return good;
+}
+
 // Weights of the 16 keys of step `step` as the A operand of the second product: register `at` of 8.
 __device__ __forceinline__ void weigh(uint32_t (&a)[2][4], int at, const Scores& scores, int step,
                                       float scale, const float (&shift)[2][2], float (&sum)[2][2]) {
@@ -340,52 +378,60 @@ __global__ void __launch_bounds__(kThreads, Shape<kDim>::kBlocksPerMultiprocesso
   };
 
   Rows<kDim> rows;
+  bool careful = false, good = true;
+  do {
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
+    for (int m = 0; m < 2; ++m) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      rows.top[m][half] = kLowest, rows.sum[m][half] = 0;
+      for (int half = 0; half < 2; ++half)
+        rows.top[m][half] = kLowest, rows.sum[m][half] = 0;
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n)
-      rows.out[m][n][0] = rows.out[m][n][1] = rows.out[m][n][2] = rows.out[m][n][3] = 0;
-  }
-
-  Cursor at = first_at_or_after({0, spans[0].begin}, spans, p.bands);
-  load(0, at, &Span::k);
-  load(S::kPlaceBytes, at, &Span::v);
-  uint32_t place = 0;   // of the ring, where the next tile of keys or values to be worked on lies
-  RowRange seen{0, 0};  // by the warp's query number `lane`, in the band at hand
-  float bias = 0;
-  bool new_band = true;
-  while (at.band < p.bands) {
-    if (new_band) {
-      seen = seen_by(at.band, min(tile_row + 32 * warp + lane, last_row));
-      bias = p.band[at.band].band.stride > 1 && p.landmark_bias != nullptr
-                 ? p.landmark_bias[head] * std::numbers::log2e_v<float>
-                 : 0;
+      for (int n = 0; n < kDim / 8; ++n)
+        rows.out[m][n][0] = rows.out[m][n][1] = rows.out[m][n][2] = rows.out[m][n][3] = 0;
     }
-    const Cursor next = first_at_or_after({at.band, at.row + kKeyTile}, spans, p.bands);
 
-    copy_async_wait<1>();  // this thread's part of K, and behind the barrier everyone's
-    __syncthreads();
-    // Two places on lie the values of the tile before, which nobody reads any more.
-    load(following(following(place)), next, &Span::k);
-    Scores scores;
-    multiply_keys<kDim>(scores, q_lane, ring + place + k_lane);
-    if (at.row < spans[at.band].full_begin || at.row + kKeyTile > spans[at.band].full_end)
-      mask(scores, {seen.begin - at.row, seen.end - at.row});
-    raise_maxima(rows, scores, p.scale_log2, bias);
+    Cursor at = first_at_or_after({0, spans[0].begin}, spans, p.bands);
+    load(0, at, &Span::k);
+    load(S::kPlaceBytes, at, &Span::v);
+    uint32_t place = 0;   // of the ring, where the next tile of keys or values to be worked on lies
+    RowRange seen{0, 0};  // by the warp's query number `lane`, in the band at hand
+    float bias = 0;
+    bool new_band = true;
+    while (at.band < p.bands) {
+      if (new_band) {
+        seen = seen_by(at.band, min(tile_row + 32 * warp + lane, last_row));
+        bias = p.band[at.band].band.stride > 1 && p.landmark_bias != nullptr
+                   ? p.landmark_bias[head] * std::numbers::log2e_v<float>
+                   : 0;
+      }
+      const Cursor next = first_at_or_after({at.band, at.row + kKeyTile}, spans, p.bands);
 
-    copy_async_wait<1>();  // V
-    __syncthreads();
-    load(place, next, &Span::v);  // over the keys just used
-    place = following(place);
-    multiply_values<kDim>(rows, scores, ring + place + v_lane, p.scale_log2, bias);
+      copy_async_wait<1>();  // this thread's part of K, and behind the barrier everyone's
+      __syncthreads();
+      // Two places on lie the values of the tile before, which nobody reads any more.
+      load(following(following(place)), next, &Span::k);
+      Scores scores;
+      multiply_keys<kDim>(scores, q_lane, ring + place + k_lane);
+      if (at.row < spans[at.band].full_begin || at.row + kKeyTile > spans[at.band].full_end)
+        mask(scores, {seen.begin - at.row, seen.end - at.row});
+      const bool quick = !careful && anchored(rows);
+      if (!quick) raise_maxima(rows, scores, p.scale_log2, bias);
 
-    place = following(place);
-    new_band = next.band != at.band;
-    at = next;
-  }
+      copy_async_wait<1>();  // V
+      __syncthreads();
+      load(place, next, &Span::v);  // over the keys just used
+      place = following(place);
+      multiply_values<kDim>(rows, scores, ring + place + v_lane, p.scale_log2, bias);
+      if (quick) good = settle(rows) && good;
+
+      place = following(place);
+      new_band = next.band != at.band;
+      at = next;
+    }
+    if (careful) break;
+    copy_async_wait<0>();
+    careful = __syncthreads_or(!good);
+  } while (careful);
   copy_async_wait<0>();  // a block that sees no keys at all still waits for its queries
   __syncthreads();
   write_rows(p, rows, shared + 32 * warp * S::kPitch, head, tile_row + 32 * warp);
