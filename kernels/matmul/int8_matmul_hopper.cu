@@ -23,7 +23,6 @@ namespace int8_product {
 constexpr int kWarpgroup = 128;
 constexpr int kDepth = 128;  // of the sum, in a stage
 constexpr int kBand = 16;    // row tiles that blocks walk together, so that a and W are found in L2
-constexpr int kOutBuffers = 2;
 
 // Of a block: consumers of 64 rows each, and columns.
 template <int kConsumerCount, int kTileColumns, int kClusterBlocks>
@@ -34,6 +33,9 @@ struct Shape {
   static constexpr int kCluster = kClusterBlocks;
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
   static constexpr int kOutColumns = std::min(64, kColumns);  // that the copy engine writes at once
+  static constexpr int kParts = kColumns / kOutColumns;
+  static constexpr int kOutBuffers = std::min(2, kParts);  // by turns, so a tile begins with the first again
+  static_assert(kParts % kOutBuffers == 0);
   static constexpr int kRowBytes = kRows * kDepth;
   static constexpr int kColumnBytes = kColumns * kDepth;
   static constexpr int kStages = 192 * 1024 / (kRowBytes + kColumnBytes);
@@ -53,7 +55,7 @@ template <class S>
 struct SharedMemory {
   alignas(1024) uint8_t a[S::kStages][S::kRowBytes];
   alignas(1024) uint8_t w[S::kStages][S::kColumnBytes];
-  alignas(1024) uint8_t out[S::kConsumers][kOutBuffers][64 * S::kOutColumns * sizeof(BFloat16)];
+  alignas(1024) uint8_t out[S::kConsumers][S::kOutBuffers][64 * S::kOutColumns * sizeof(BFloat16)];
   float w_scales[S::kConsumers][S::kColumns];
   uint64_t full[S::kStages], empty[S::kStages];
 };
@@ -185,9 +187,9 @@ struct Consumer {
     for (int i = 0; i < kScales; ++i)
       if (thread + i * kWarpgroup < S::kColumns) scales[thread + i * kWarpgroup] = column_scale[i];
 #pragma unroll
-    for (int part = 0; part < S::kColumns / S::kOutColumns; ++part) {
-      uint8_t* const out = shared.out[warpgroup][part % kOutBuffers];
-      if (thread == 0) hopper::bulk_wait_read<kOutBuffers - 1>();
+    for (int part = 0; part < S::kParts; ++part) {
+      uint8_t* const out = shared.out[warpgroup][part % S::kOutBuffers];
+      if (thread == 0) hopper::bulk_wait_read<S::kOutBuffers - 1>();
       wait_for_others();
       // Lane l names row l % 16, and of two neighbouring pieces of 16 bytes the one l / 16, as TMA's swizzle
       // lays it.

@@ -308,6 +308,9 @@ TEST_F(Int8Products, AreExactWhenLarge) {
        {Product{1, 4096, 1024}, Product{128, 576, 576}, Product{7, 1536, 4096}, Product{63, 8200, 2112},
         Product{300, 1024, 512}, Product{1000, 192, 64}, Product{1300, 1800, 704}, Product{4500, 1544, 320}})
     expect_exact_int8(matmul, p, stream());
+  // Several tiles a block and one stage each: a tile is ready while the copy engine still reads the last one.
+  for (const Product& p : {Product{64, 33792, 64}, Product{1024, 2048, 64}, Product{2048, 8448, 64}})
+    expect_exact_int8(matmul, p, stream());
   expect_exact_int8(matmul, {1, 8, 133120}, stream(), true);  // sums just below 2^31
   expect_exact_int8(matmul, {130, 16, 133120}, stream(), true);
 }
