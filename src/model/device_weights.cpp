@@ -7,6 +7,7 @@
 #include "core/text.hpp"
 #include "device/pinned_buffer.hpp"
 #include "device/stream.hpp"
+#include "kernels/matmul/int8_matmul.hpp"
 #include "kernels/quantize/quantize.hpp"
 #include "kernels/random/fill_normal.hpp"
 #include "model/checkpoint_reader.hpp"
@@ -208,19 +209,26 @@ std::optional<UserError> device_shape_objection(const ModelConfig& c, Precision 
   if (c.head_dim != 64 && c.head_dim != 128)
     return UserError(text("a head dimension of ", c.head_dim, " is not supported on the GPU"), origin,
                      "the GPU takes 64 and 128; set run.device: cpu for this model");
+  constexpr int64_t kBf16Multiple = 8;
   const int64_t multiple = precision == Precision::kInt8  ? kHadamardBlock
                            : precision == Precision::kFp8 ? 16
-                                                          : 8;
+                                                          : kBf16Multiple;
   struct Size {
     const char* key;
     int64_t value;
   };
-  for (const Size& size : {Size{"hidden_size", c.hidden}, {"intermediate_size", c.ffn}})
-    if (size.value % multiple != 0)
-      return UserError(text("\"", size.key, "\" is ", size.value, ", which the GPU's products in ",
-                            name_of(precision), " do not take"),
-                       origin,
-                       text("it must be a multiple of ", multiple, "; set run.device: cpu for this model"));
+  for (const Size& size : {Size{"hidden_size", c.hidden}, {"intermediate_size", c.ffn}}) {
+    const bool too_long = precision == Precision::kInt8 && size.value > kLongestInt8Sum;
+    if (size.value % multiple == 0 && !too_long) continue;
+    return UserError(
+        text("\"", size.key, "\" is ", size.value, ", which the GPU's products in ", name_of(precision),
+             " do not take"),
+        origin,
+        text("it must be a multiple of ", multiple,
+             precision == Precision::kInt8 ? text(", ", kLongestInt8Sum, " at most") : "",
+             size.value % kBf16Multiple == 0 ? "; set run.precision: bf16 for this model"
+                                             : "; set run.device: cpu and no run.precision for this model"));
+  }
   return std::nullopt;
 }
 

@@ -152,7 +152,17 @@ TEST(DeviceShape, WhatTheKernelsDoNotTakeIsRefusedByName) {
   EXPECT_FALSE(device_shape_objection(config, Precision::kFp8, "config.json"));
   ASSERT_TRUE(device_shape_objection(config, Precision::kInt8, "config.json"));
   EXPECT_NE(std::string(device_shape_objection(config, Precision::kInt8, "config.json")->what())
-                .find("a multiple of 64"),
+                .find("a multiple of 64, 133120 at most; set run.precision: bf16"),
+            std::string::npos);
+  config.ffn = 133120 + 64;
+  EXPECT_FALSE(device_shape_objection(config, Precision::kFp8, "config.json"));
+  EXPECT_TRUE(device_shape_objection(config, Precision::kInt8, "config.json"));
+  config.ffn = 133120;
+  EXPECT_FALSE(device_shape_objection(config, Precision::kInt8, "config.json"));
+  config.ffn = 100;  // not a multiple of 8
+  ASSERT_TRUE(device_shape_objection(config, Precision::kFp8, "config.json"));
+  EXPECT_NE(std::string(device_shape_objection(config, Precision::kFp8, "config.json")->what())
+                .find("set run.device: cpu and no run.precision"),
             std::string::npos);
   config.head_dim = 80;
   EXPECT_TRUE(device_shape_objection(config, Precision::kBf16, "config.json"));
