@@ -11,6 +11,7 @@
 #include "core/text.hpp"
 #include "device/device_buffer.hpp"
 #include "kernels/matmul/device_matmul.hpp"
+#include "kernels/matmul/int8_matmul.hpp"
 #include "kernels/quantize/quantize.hpp"
 #include "kernels/random/fill_normal.hpp"
 #include "model/precision.hpp"
@@ -164,7 +165,13 @@ class ProductBench {
   DeviceBuffer<BFloat16> c_;
 };
 
-std::vector<Precision> chosen_precisions(const Config& config, const DeviceInfo& gpu) {
+bool int8_takes(const Product& product) {
+  return product.inputs % kHadamardBlock == 0 && product.inputs <= kLongestInt8Sum;
+}
+
+// The one that is asked for, or else all that the GPU has and the product can be made in.
+std::vector<Precision> chosen_precisions(const Config& config, const DeviceInfo& gpu,
+                                         const Product& product) {
   switch (config.run.precision) {
     case PrecisionSetting::kFp8:
       return {Precision::kFp8};
@@ -177,20 +184,19 @@ std::vector<Precision> chosen_precisions(const Config& config, const DeviceInfo&
   }
   std::vector<Precision> all = {Precision::kBf16};
   if (gpu.major >= 9) all.push_back(Precision::kFp8);
-  if (gpu.is_hopper()) all.push_back(Precision::kInt8);
+  if (gpu.is_hopper() && int8_takes(product)) all.push_back(Precision::kInt8);
   return all;
 }
 
-// What the dimensions of a product are multiples of.
-void check_dimensions(const Product& product, const std::vector<Precision>& precisions) {
-  const bool rotated = std::ranges::find(precisions, Precision::kInt8) != precisions.end();
-  const int64_t inputs = rotated ? kHadamardBlock : 16;
-  if (product.inputs % inputs != 0 || product.outputs % 16 != 0)
-    throw UserError(
-        text("the GPU's matrix products take outputs in multiples of 16 and inputs in multiples of ", inputs),
-        text("bench.outputs ", product.outputs, ", bench.inputs ", product.inputs),
-        rotated ? "choose multiples of those, or --precision bf16, or run.device: cpu"
-                : "choose multiples of those, or run.device: cpu");
+void check_dimensions(const Product& product, const Config& config) {
+  const std::string place = text("bench.outputs ", product.outputs, ", bench.inputs ", product.inputs);
+  if (product.inputs % 16 != 0 || product.outputs % 16 != 0)
+    throw UserError("the GPU's matrix products take multiples of 16", place,
+                    "choose multiples of 16, or run.device: cpu");
+  if (config.run.precision == PrecisionSetting::kInt8 && !int8_takes(product))
+    throw UserError(text("products in int8 take inputs in multiples of ", kHadamardBlock, ", ",
+                         kLongestInt8Sum, " at most"),
+                    place, "choose such inputs, or --precision bf16 or fp8");
 }
 
 }  // namespace
@@ -200,7 +206,6 @@ void run_bench_gemm_cuda(const MpiSession& session, const Config& config) {
   std::vector<Product> products = named_product(config.bench);
   if (products.empty()) products = layer_products(config.bench);
   const GpuRates before = measure_gpu_rates(*device);
-  const std::vector<Precision> precisions = chosen_precisions(config, device->info());
   struct Result {
     Product product;
     Precision precision;
@@ -212,10 +217,10 @@ void run_bench_gemm_cuda(const MpiSession& session, const Config& config) {
   for (const Product& product : products) {
     std::unique_ptr<ProductBench> one;
     session.together([&] {
-      check_dimensions(product, precisions);
+      check_dimensions(product, config);
       one = std::make_unique<ProductBench>(*device, matmul, product);
     });
-    for (const Precision precision : precisions) {
+    for (const Precision precision : chosen_precisions(config, device->info(), product)) {
       wait_for_all(session);
       TimedRuns time;
       session.together([&] { time = one->time(precision, config.bench.repeats); });  // may not be possible

@@ -273,6 +273,14 @@ class BenchGpu(BenchCase):
             self.assert_near(row["tflops"] * row["median_seconds"], 2 * 256 * 128 * 384 / 1e12)
             self.assertLess(row["relative_error"], 1e-2)
 
+    def test_gemm_of_inputs_that_int8_does_not_take(self):
+        sizes = ["gemm", "--tokens", 64, "--outputs", 128, "--inputs", 48, "--repeats", 3]
+        result = self.cuda(*sizes, ranks=1)
+        self.assertIn([row["precision"] for row in result["products"]], (["bf16"], ["bf16", "fp8"]))
+        run = Run(["bench", *sizes, "--precision", "int8", "--set", "run.device=cuda"], ranks=1,
+                  environment=self.ONE_GPU).wait(60)
+        self.assert_refused(run, "multiples of 64", "bench.inputs 48", "--precision bf16")
+
     def test_copy(self):
         result = self.cuda("copy", "--bytes", 64 << 20, ranks=1)
         moved = {row["copy"]: row["bytes_moved"] for row in result["copies"]}
