@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "app/inputs.hpp"
 #include "core/text.hpp"
 #include "dataset/documents.hpp"
 #include "dataset/token_file.hpp"
@@ -15,6 +16,8 @@
 
 namespace longhalo {
 namespace {
+
+namespace fs = std::filesystem;
 
 std::string size_text(int64_t bytes) {
   return bytes < 10'000'000 ? text(bytes, " bytes") : text(bytes / 1'000'000, " MB");
@@ -49,14 +52,6 @@ std::string look_at_documents(const std::vector<std::string>& files) {
   return text(count_text(files.size(), "document"), " of ", size_text(bytes));
 }
 
-std::string look_at_tokens(const std::string& file) {
-  const TokenFile tokens(file);
-  int64_t all = 0;
-  for (int64_t i = 0; i < tokens.documents(); ++i)
-    all += tokens.document_tokens(i);
-  return text(count_text(static_cast<size_t>(tokens.documents()), "document"), " of ", all, " tokens");
-}
-
 Finding looked_at(const std::string& check, const std::string& place,
                   const std::function<std::string()>& look) {
   constexpr const char* kWanted = "can be read";
@@ -78,14 +73,38 @@ bool generates(const Config& config) {
   return std::count(config.tasks.begin(), config.tasks.end(), Task::kGenerate) > 0;
 }
 
+bool has_tokenizer(const Config& config) {
+  std::error_code error;
+  return !config.model.path.empty() && fs::exists(tokenizer_file(config.model.path), error);
+}
+
+// Tokens alone need none, but where there is one the job reads it.
+bool reads_tokenizer(const Config& config) {
+  if (!config.input.documents.empty() || generates(config)) return !config.model.path.empty();
+  return !config.input.tokens.empty() && has_tokenizer(config);
+}
+
+std::string look_at_tokens(const Config& config, Reader reader) {
+  const std::string& file = config.input.tokens;
+  const TokenFile tokens(file);
+  if (tokens.documents() == 0)
+    throw UserError("the token file holds no document", file, "make it again with at least one text file");
+  if (reader == Reader::kRoot && has_tokenizer(config))
+    refuse_other_tokenizer(tokens, file, config.model.path);
+  int64_t all = 0;
+  for (int64_t i = 0; i < tokens.documents(); ++i)
+    all += tokens.document_tokens(i);
+  return text(count_text(static_cast<size_t>(tokens.documents()), "document"), " of ", all, " tokens");
+}
+
 std::vector<Finding> look_at_texts(const Config& config) {
   std::vector<Finding> rows;
   const Config::Input& input = config.input;
-  if (!config.model.path.empty() && (!input.documents.empty() || generates(config)))
+  if (reads_tokenizer(config))
     rows.push_back(looked_at("tokenizer", config.model.path, [&] {
       return text(Tokenizer::load(config.model.path)->vocabulary_size(), " tokens");
     }));
-  if (!input.prompts_file.empty())
+  if (!input.prompts_file.empty() && (generates(config) || config.tasks.empty()))
     rows.push_back(looked_at("prompts", input.prompts_file,
                              [&] { return count_text(read_prompts(input.prompts_file).size(), "prompt"); }));
   if (!input.documents.empty())
@@ -107,8 +126,7 @@ std::vector<Finding> examine_inputs(const Config& config, Reader reader) {
     rows.push_back(
         skipped("model", model.path.empty() ? "model.path is not set" : "model.weights is random"));
   if (!config.input.tokens.empty()) {
-    rows.push_back(
-        looked_at("input", config.input.tokens, [&] { return look_at_tokens(config.input.tokens); }));
+    rows.push_back(looked_at("input", config.input.tokens, [&] { return look_at_tokens(config, reader); }));
     Finding& row = rows.back();
     if (!is_root && !config.tasks.empty() && row.verdict == Verdict::kFail) {
       row.verdict = Verdict::kWarn;

@@ -193,6 +193,30 @@ class Doctor(Case):
                 self.assertIn(wrong, row["found"] + row["where"])
             self.assertIn(len(failed), (1, 2))  # a folder without a model has no tokenizer either
 
+    def test_prompts_that_no_task_reads(self):
+        """They are no fault of a job that only scores."""
+        job = {"model": {"path": str(shared_model())}, "input": {"prompts_file": str(self.dir / "none")}}
+        report, _ = self.doctor("--set", "tasks=[score]", ranks=1, **job)
+        self.assertEqual([row for row in report["checks"] if row["check"] == "prompts"], [])
+        report, _ = self.doctor("--set", "tasks=[generate]", ranks=1, code=2, **job)
+        self.assertIn("No such file", self.row(report, "prompts")["found"])
+
+    def test_tokens_of_another_tokenizer(self):
+        model, tokens = self.dir / "model", self.dir / "tokens.h5"
+        shutil.copytree(shared_model(), model)
+        made = Run(["tokenize", "--model", model, "--output", tokens, self.write("text.txt", "some words\n")], ranks=0).wait()
+        self.assertEqual(made.code, 0, made.err)
+        job = {"model": {"path": str(model)}, "input": {"tokens": str(tokens)}}
+        report, _ = self.doctor(ranks=1, **job)
+        self.assertEqual([self.row(report, check)["verdict"] for check in ("tokenizer", "input")], ["pass"] * 2)
+        with open(model / "tokenizer.json", "a") as file:
+            file.write("\n")
+        report, _ = self.doctor(ranks=1, code=2, **job)
+        self.assertIn("made with another tokenizer", self.row(report, "input")["found"])
+        (model / "tokenizer.json").write_text("{")
+        report, _ = self.doctor(ranks=1, code=2, **job)
+        self.assertEqual(self.row(report, "tokenizer")["verdict"], "fail")
+
     def test_a_config_without_a_job(self):
         report, _ = self.doctor(ranks=1)
         self.assertEqual([self.row(report, check)["verdict"] for check in ("model", "input")], ["skipped"] * 2)
