@@ -305,7 +305,7 @@ class Checker {
   std::vector<Place> places_of_job() const {
     const std::filesystem::path output = config_.output.directory;
     if (output.empty()) return {};
-    std::vector<const char*> names{"results.jsonl", "arrays"};
+    std::vector<const char*> names{"results.jsonl", "arrays", "results.previous.jsonl", "arrays.previous"};
     if (subcommand_ == Subcommand::kTrain) names = {"metrics.jsonl", "checkpoints", "model"};
     std::vector<Place> places;
     for (const char* name : names)

@@ -49,7 +49,9 @@ class Loader {
     if (key.find('.') == std::string::npos && schema().find_key(key) == nullptr) {
       // Without "__" it is no setting, but it may have been meant as one: LONGHALO_RUN_DEVICE. The others,
       // such as LONGHALO_ROOT, belong to someone else.
-      if (nearest_spelling(key, schema().key_paths())) faults_.add(source.place({}), unknown(key, source));
+      if (nearest_spelling(key, schema().key_paths()))
+        faults_.add(source.place({}),
+                    unknown(key, source) + " If it is someone else's, unset it for this job");
       return;
     }
     apply_value(key, value, source);

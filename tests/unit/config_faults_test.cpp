@@ -166,7 +166,9 @@ TEST(ConfigFaults, VariablesWithoutASectionThatAreNearlyAKey) {
                                      {"LONGHALO_TASK", "LONGHALO_TASKS"}})
     EXPECT_TRUE(
         holds(faults_of_sets({}, {{given, "4"}}),
-              text("environment variable ", given, ": names no config key; did you mean ", meant, "?")));
+              text("environment variable ", given, ": names no config key; did you mean ", meant, "?")))
+        << given;
+  EXPECT_TRUE(holds(faults_of_sets({}, {{"LONGHALO_MODEL_PATH", "/site/models"}}), "unset it for this job"));
 }
 
 // Those of the build, the scripts and the tests, and what a site's modules may set.
@@ -209,6 +211,8 @@ TEST(ConfigFaults, AFileOfTwoKeys) {
          "output.directory", "out/arrays/log"},
         {Subcommand::kTrain, "output: {directory: out}\nrun: {log: out/checkpoints/log}", "run.log",
          "output.directory", "out/checkpoints/log"},
+        {Subcommand::kInfer, "output: {directory: out}\nrun: {log: out/results.previous.jsonl}", "run.log",
+         "output.directory", "out/results.previous.jsonl"},
         {Subcommand::kInfer, "output: {directory: out}\nrun: {log: d.txt}", "run.log", "input.documents",
          "d.txt"},
         {Subcommand::kInfer, "output: {directory: out}\nrun: {log: out/metrics.prom}", "telemetry.prometheus",
