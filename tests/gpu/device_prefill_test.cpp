@@ -238,10 +238,12 @@ TEST_F(DeviceModel, TheContextStaysSmall) {
 
 // Five products of a layer shape what it adds to the residual stream (queries; keys and values; output; gate
 // and up; down), and what the layers add is independent too. fp8 rounds both operands of a product to 2^-4 of
-// themselves. int8 rounds them to half of 1/127 of a row's largest, which rotation keeps below eight times
-// the row's root mean square: to 2^-5 of that at most.
+// themselves. int8 rounds them to half of 1/127 of a row's largest, which after the rotation of rows whose
+// blocks are alike is below eight times the row's root mean square: to 2^-5 of that at most.
 TEST_F(DeviceModel, EightBitsAreCloseButNotTheSame) {
-  if (!device().info().is_hopper()) GTEST_SKIP() << "products in int8 need compute capability 9.0";
+  if (device().info().major < 9) GTEST_SKIP() << "fp8 products need compute capability 9.0";
+  std::vector<Precision> precisions{Precision::kBf16, Precision::kFp8};
+  if (device().info().is_hopper()) precisions.push_back(Precision::kInt8);
   const double products = std::sqrt(2.0 * 5);  // operands, products
   const double bounds[] = {0, 0x1p-4 * products, 0x1p-5 * products};
   const Weights host = host_weights(config_, pattern_, 5);
@@ -249,7 +251,7 @@ TEST_F(DeviceModel, EightBitsAreCloseButNotTheSame) {
       made_by_root<double>([&] { return test::reference_hidden(host, pattern_, document_); });
   const ShardPlan shards(771, session().ranks(), shard_alignment(pattern_.strides()));
   std::vector<double> errors;
-  for (const Precision precision : {Precision::kBf16, Precision::kFp8, Precision::kInt8}) {
+  for (const Precision precision : precisions) {
     const DeviceWeights weights = on_device(host, pattern_, precision);
     poison_free_memory();
     DevicePrefill prefill(room(), weights, pattern_, shards, kTile);
@@ -262,13 +264,15 @@ TEST_F(DeviceModel, EightBitsAreCloseButNotTheSame) {
     decoder.extend(state, std::span(document_).first(20));
     EXPECT_NO_THROW(decoder.most_likely());
   }
-  for (const size_t eight : {1U, 2U}) {
+  for (size_t eight = 1; eight < errors.size(); ++eight) {
     EXPECT_LE(errors[eight], bounds[eight]);
     if (session().is_root()) {
       EXPECT_GT(errors[eight], errors[0]);
     }
   }
-  EXPECT_LT(errors[2], errors[1]);
+  if (errors.size() > 2) {
+    EXPECT_LT(errors[2], errors[1]);
+  }
 }
 
 TEST_F(DeviceModel, HiddenStatesThatAreNotFiniteAreRefusedByToken) {

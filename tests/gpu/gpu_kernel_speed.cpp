@@ -346,7 +346,7 @@ class Bench {
       int64_t out, in;
       Accumulate accumulate;
     };
-    const bool has_eight_bits = current_device_info().is_hopper();
+    const bool has_fp8 = current_device_info().major >= 9, has_int8 = current_device_info().is_hopper();
     for (const Shape& s :
          {Shape{"square", 16384, 16384, Accumulate::kOverwrite},
           Shape{"q", 4096, 4096, Accumulate::kOverwrite}, Shape{"kv", 2048, 4096, Accumulate::kOverwrite},
@@ -366,7 +366,7 @@ class Bench {
       };
       add_line("bf16",
                [&](int t) { matmul_.run(m, s.out, s.in, a[t].data(), w.data(), c.data(), s.accumulate); });
-      if (!has_eight_bits) continue;
+      if (!has_fp8) continue;
       DeviceBuffer<uint8_t> qa(m * s.in, "operand", stream_), qw(s.out * s.in, "operand", stream_);
       DeviceBuffer<float> a_scales = zeros(m), w_scales = zeros(s.out);
       const Fp8Rows fa{reinterpret_cast<Fp8E4M3*>(qa.data()), a_scales.data()};
@@ -378,6 +378,7 @@ class Bench {
       } catch (const UserError& error) {
         std::printf("fp8 %s: %s\n", s.name, error.what());
       }
+      if (!has_int8) continue;
       const Int8Rows ia{reinterpret_cast<int8_t*>(qa.data()), a_scales.data()};
       const Int8Rows iw{reinterpret_cast<int8_t*>(qw.data()), w_scales.data()};
       quantize_rows(stream_, m, s.in, a[0].data(), ia);
