@@ -139,11 +139,15 @@ void ResultWriter::probe() {
   sync_file(descriptor, directory_);
 }
 
-// The numbers of a record are of little use without the arrays that it names.
+// The numbers of a record are of little use without the arrays that it names. What cannot be looked at need
+// not be gone.
 bool ResultWriter::has_arrays(const json& record) const {
   const std::string name = member_text(record, "arrays");
-  std::error_code ignored;
-  return name.empty() || fs::is_regular_file(directory_ / name, ignored);
+  if (name.empty()) return true;
+  std::error_code error;
+  const fs::file_status status = fs::status(directory_ / name, error);
+  if (status.type() == fs::file_type::none) throw_file_error(error.value(), "inspect", directory_ / name);
+  return fs::is_regular_file(status);
 }
 
 void ResultWriter::read_existing() {

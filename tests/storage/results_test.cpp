@@ -169,6 +169,20 @@ TEST(Results, RecordsWithoutTheirArraysAreReplaced) {
   EXPECT_TRUE(writer.lost().empty());
 }
 
+TEST(Results, ArraysThatCannotBeLookedAtAreNotTakenForGone) {
+  const ScratchFolder folder;
+  json record = record_of("a");
+  record["settings"] = "one";
+  record["arrays"] = "arrays/a.h5";
+  write_text(folder / "results.jsonl", record.dump() + "\n");
+  std::filesystem::create_directory_symlink("arrays", folder / "arrays");  // leads nowhere but to itself
+  expect_user_error(
+      [&] {
+        ResultWriter(folder.path(), IfResultsExist::kResume, {{"a", "one"}});
+      },
+      {"arrays/a.h5"});
+}
+
 TEST(Results, AFileThatChangedMeanwhileIsNotRewritten) {
   const ScratchFolder folder;
   const ResultWriter::Settings settings{{"a", "one"}};
