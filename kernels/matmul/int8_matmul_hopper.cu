@@ -291,7 +291,8 @@ template <class S>
 void launch_shape(StreamHandle stream, int64_t m, int64_t out, int64_t in, const ConstInt8Rows& a,
                   const ConstInt8Rows& w, BFloat16* c, Accumulate accumulate) {
   const int64_t row_tiles = ceil_of(m, S::kRows * S::kCluster), column_tiles = ceil_of(out, S::kColumns);
-  check(m < (1 << 30) && row_tiles * column_tiles < (1 << 30), "the tiles of one launch fit 30 bits");
+  check(m < (1 << 30) && out < (1 << 30) && row_tiles * column_tiles < (1 << 30),
+        "the tiles of one launch fit 30 bits");
   Parameters p;
   p.loaded_rows = static_cast<int>(std::min<int64_t>(S::kRows, ceil_of(m, 8) * 8));
   p.a = byte_rows_map(a.values, m, in, p.loaded_rows);

@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "gpu_test.hpp"
 #include "guarded.hpp"
+#include "kernels/matmul/int8_matmul.hpp"
 #include "kernels/quantize/quantize.hpp"
 
 namespace longhalo::testing {
@@ -292,6 +293,19 @@ class Int8Products : public DeviceMatmulTest {
     GTEST_SKIP() << "int8 products are made for compute capability 9.0";
   }
 };
+
+TEST_F(Int8Products, OfNoRowsAreNoWork) {
+  DeviceMatmul matmul(stream());
+  Guarded<int8_t> values(64, stream());
+  Guarded<float> scales(8, stream());
+  Guarded<BFloat16> c(64, stream());
+  const ConstInt8Rows rows{values.data(), scales.data()};
+  matmul.run(0, 8, 64, rows, rows, c.data());
+  for (BFloat16 value : c.values())
+    EXPECT_EQ(value.bits, 0xffff);
+  EXPECT_THROW(matmul.run(1, 8, 96, rows, rows, c.data()), InvariantError);
+  EXPECT_THROW(matmul.run(1, 8, kLongestInt8Sum + 64, rows, rows, c.data()), InvariantError);
+}
 
 // Of each kind of tile: narrow ones for few rows, wide ones where they occupy the GPU.
 TEST_F(Int8Products, AreExactWhenSmall) {  // compute-sanitizer's too
