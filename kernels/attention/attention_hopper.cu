@@ -126,7 +126,6 @@ struct Consumer {
   const int warpgroup;  // 0 to kConsumers - 1
   const int warp, lane;
   float o[kDim / 2];
-  uint32_t queries[S::kQueriesInRegisters ? kDim / 16 : 1][4];  // of the item whose products are started
   uint32_t weights[32];
   Ring q, k, v;
 
@@ -150,30 +149,13 @@ struct Consumer {
       hopper::mbarrier_arrive_at(barrier, lane);
   }
 
-  __device__ void load_matrix_of_queries(uint32_t (&a)[4], int columns) const {
-    const int row = 64 * warpgroup + 16 * warp + lane % 16;
-    load_matrices(a, hopper::shared_address(shared.q[q.stage] + columns / 4 * S::kQueryTile * 128 +
-                                            swizzled(row, columns % 4 * 2 + lane / 16)));
-  }
-  __device__ void load_queries() {
-    if constexpr (S::kQueriesInRegisters) {
-#pragma unroll
-      for (int i = 0; i < kDim / 16; ++i)
-        load_matrix_of_queries(queries[i], i);
-    }
-  }
-
   __device__ void multiply_keys(float (&s)[64]) {
     const uint64_t a = hopper::wgmma_operand(shared.q[q.stage] + warpgroup * 64 * 128, 0);
     const uint64_t b = hopper::wgmma_operand(shared.k[k.stage], 0);
 #pragma unroll
-    for (int i = 0; i < kDim / 16; ++i) {
-      const uint64_t keys = hopper::wgmma_advance(b, i / 4 * kKeyTile * 128 + i % 4 * 32);
-      if constexpr (S::kQueriesInRegisters)
-        hopper::wgmma_rs_columns(s, queries[i], keys, i > 0);
-      else
-        hopper::wgmma_ss(s, hopper::wgmma_advance(a, i / 4 * S::kQueryTile * 128 + i % 4 * 32), keys, i > 0);
-    }
+    for (int i = 0; i < kDim / 16; ++i)
+      hopper::wgmma_ss(s, hopper::wgmma_advance(a, i / 4 * S::kQueryTile * 128 + i % 4 * 32),
+                       hopper::wgmma_advance(b, i / 4 * kKeyTile * 128 + i % 4 * 32), i > 0);
   }
 
   // The same scores of this warp's 16 rows alone, by mma.sync, without the other warps.
@@ -181,11 +163,13 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < 64; ++i)
       s[i] = 0;
+    const int q_row = 64 * warpgroup + 16 * warp + lane % 16;
     const int k_row = lane % 8 + lane / 16 * 8;
 #pragma unroll 1
     for (int i = 0; i < kDim / 16; ++i) {
       uint32_t a[4];
-      load_matrix_of_queries(a, i);
+      load_matrices(a, hopper::shared_address(shared.q[q.stage] + i / 4 * S::kQueryTile * 128 +
+                                              swizzled(q_row, i % 4 * 2 + lane / 16)));
       const uint8_t* keys = shared.k[k.stage] + i / 4 * kKeyTile * 128;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -306,7 +290,6 @@ struct Consumer {
     float rescale[2];
     hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
     const Item* item = &shared.item[q.stage];
-    load_queries();
     at.start(p, *item);
     hopper::mbarrier_wait(&shared.k_full[k.stage], k.phase);
     hopper::wgmma_own(s);
@@ -351,7 +334,6 @@ struct Consumer {
         if (!items.any()) break;
         hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
         item = &shared.item[q.stage];
-        load_queries();
         at.start(p, *item);
         bias = bias_of(item->head);
       }

@@ -23,9 +23,6 @@ struct Shape {
   static constexpr int kConsumers = kDim == 128 ? 2 : 3;  // warpgroups of 64 queries
   static constexpr int kQueryTile = 64 * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  // Read from shared memory once an item, not once a key tile: less power. Three consumers have no room for
-  // them.
-  static constexpr bool kQueriesInRegisters = kConsumers == 2;
   static constexpr int kKeyStages = 3;
   static constexpr int kValueStages = kDim == 128 ? 2 : 3;
   static constexpr int kQueryStages = 2;
