@@ -40,6 +40,7 @@ DoctorDevice open_doctor_device(const MpiSession& session, const Config& config)
   DoctorDevice device;
   try {
     const RunDevice kind = run_device(session, config);
+    session.together([&] { run_precision(config, kind); });  // which that device may not have
 #ifdef LONGHALO_HAVE_CUDA
     if (kind == RunDevice::kCuda) open_doctor_gpu(session, config, device);
 #endif

@@ -154,7 +154,7 @@ std::string table_of(const std::vector<ReportRow>& rows) {
   for (const ReportRow& row : rows) {
     const Finding& finding = row.finding;
     out << "  " << std::setw(8) << name_of(finding.verdict) << std::setw(static_cast<int>(check_width) + 2)
-        << finding.check << std::setw(static_cast<int>(where_width) + 2) << row.where() << finding.found;
+        << finding.check << std::setw(static_cast<int>(where_width)) << row.where() << "  " << finding.found;
     const bool bad = finding.verdict == Verdict::kWarn || finding.verdict == Verdict::kFail;
     if (bad && !finding.wanted.empty()) out << "; wanted: " << finding.wanted;
     out << '\n';

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 
 #include "core/log.hpp"
 #include "core/text.hpp"
@@ -46,12 +47,17 @@ std::string labels_text(const PrometheusText::Labels& common, const PrometheusTe
   return out.empty() ? out : out + "}";
 }
 
-// A rename would put a file in place of a device or a pipe.
-bool may_be_replaced(const std::string& file) {
+// Why what stands at `file` must not be replaced; empty: it may. A rename would put a file in place of a
+// device, of a link such as /dev/stdout, or of somebody's text that was named by mistake.
+std::string objection_to_replacing(const std::string& file) {
   struct stat status {};
-  if (::lstat(file.c_str(), &status) != 0 || S_ISREG(status.st_mode) || S_ISLNK(status.st_mode)) return true;
-  errno = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
-  return false;
+  if (::lstat(file.c_str(), &status) != 0) return "";
+  if (S_ISLNK(status.st_mode)) return "it is a link";
+  if (!S_ISREG(status.st_mode)) return "it is no file";
+  std::string beginning(ReplacedFile::kBeginning.size(), '\0');
+  std::ifstream(file, std::ios::binary)
+      .read(beginning.data(), static_cast<std::streamsize>(beginning.size()));
+  return beginning == ReplacedFile::kBeginning ? "" : "it is there already, and no such figures are in it";
 }
 
 bool write_whole(const std::string& file, const std::string& contents) {
@@ -92,10 +98,11 @@ std::string PrometheusText::text() const {
 
 void ReplacedFile::replace(const std::string& contents) {
   if (file_.empty()) return;
-  const std::string temporary = file_ + ".tmp";
-  if (!may_be_replaced(file_)) {
+  const std::string temporary = file_ + ".longhalo-tmp";
+  if (const std::string objection = objection_to_replacing(file_); !objection.empty()) {
     if (!std::exchange(warned_, true))
-      log_warning(text(file_, " is no file (", std::strerror(errno), "); it gets no figures"));
+      log_warning(text(file_, " is not replaced: ", objection,
+                       "; it gets no figures. Name a new file (telemetry.prometheus)"));
     return;
   }
   if (write_whole(temporary, contents) && std::rename(temporary.c_str(), file_.c_str()) == 0) return;

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,14 +44,17 @@ class PrometheusText {
   std::vector<Family> families_;
 };
 
-/// A text file that is replaced again and again. A fault (full disk, folder gone) is a warning once and then
-/// nothing: the job goes on.
+/// A file of figures that is replaced again and again. Whatever else stands in its place stays there. A fault
+/// (full disk, folder gone) is a warning once and then nothing: the job goes on.
 class ReplacedFile {
  public:
-  /// An empty name: nothing is ever written. What stands at <file>.tmp is this job's to remove.
+  /// Of the figures of every job; what begins otherwise is not replaced.
+  static constexpr std::string_view kBeginning = "# HELP longhalo_";
+
+  /// An empty name: nothing is ever written. What stands at <file>.longhalo-tmp is this job's to remove.
   explicit ReplacedFile(std::string file = {}) : file_(std::move(file)) {}
-  /// Writes <file>.tmp, never through a link that lies there, and renames it. Not forced to the disk: the
-  /// next replacement is near.
+  /// Writes <file>.longhalo-tmp, never through a link that lies there, and renames it. Not forced to the
+  /// disk: the next replacement is near.
   void replace(const std::string& contents);
 
  private:

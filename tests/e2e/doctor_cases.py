@@ -134,6 +134,13 @@ class Doctor(Case):
         self.assertIn("doctor.least_halo_gb_per_second", self.row(report, "halo bandwidth")["wanted"])
         self.assertIn(f"the slowest host on average is {report['hosts'][0]}", run.out)
 
+    def test_a_precision_that_the_device_lacks(self):
+        report, _ = self.doctor("--set", "run.device=auto", "--set", "run.precision=int8", code=2,
+                                environment={"CUDA_VISIBLE_DEVICES": ""})
+        row = self.row(report, "device")
+        self.assertEqual(row["verdict"], "fail")
+        self.assertIn("the CPU computes in fp32 alone", row["found"])
+
     def test_an_output_folder_that_cannot_be_written_to(self):
         report, _ = self.doctor(code=2, output={"directory": "/proc/longhalo"})
         row = self.row(report, "output folder")

@@ -120,7 +120,7 @@ class Telemetry(TelemetryCase):
         forward = {labels["stat"]: v for labels, v in told["longhalo_phase_seconds"] if labels["phase"] == "forward"}
         self.assertAlmostEqual(forward["mean"], records[-1]["phases"]["forward"]["mean"], places=6)
         self.assertEqual(told["longhalo_running"][0][1], 0, "it is done")
-        self.assertFalse((self.out / "metrics.prom.tmp").exists())
+        self.assertFalse((self.out / "metrics.prom.longhalo-tmp").exists())
 
     def test_every_number_is_defined(self):
         """docs/telemetry.md names each key of a record."""

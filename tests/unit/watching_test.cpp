@@ -192,21 +192,24 @@ TEST(Prometheus, TextFormat) {
   EXPECT_EQ(plain.text(), "# HELP x y\n# TYPE x gauge\nx 1\n");
 }
 
+const std::string kFigures = std::string(ReplacedFile::kBeginning) + "x ";
+
 TEST(Prometheus, FileIsReplacedAsAWhole) {
   const ScratchFolder folder;
   ReplacedFile file((folder / "metrics.prom").string());
-  file.replace("one\n");
+  file.replace(kFigures + "one\n");
   std::filesystem::create_hard_link(folder / "metrics.prom", folder / "held");
-  file.replace("two\n");
-  EXPECT_EQ(read_text(folder / "metrics.prom"), "two\n");
-  EXPECT_EQ(read_text(folder / "held"), "one\n") << "who has it open still sees all of what stood there";
-  EXPECT_FALSE(std::filesystem::exists(folder / "metrics.prom.tmp"));
+  file.replace(kFigures + "two\n");
+  EXPECT_EQ(read_text(folder / "metrics.prom"), kFigures + "two\n");
+  EXPECT_EQ(read_text(folder / "held"), kFigures + "one\n")
+      << "who has it open still sees all of what stood there";
+  EXPECT_FALSE(std::filesystem::exists(folder / "metrics.prom.longhalo-tmp"));
   // What a killed job left, or a link that somebody put there, is not written through.
   write_text(folder / "precious", "kept");
-  std::filesystem::create_symlink(folder / "precious", folder / "metrics.prom.tmp");
-  file.replace("three\n");
+  std::filesystem::create_symlink(folder / "precious", folder / "metrics.prom.longhalo-tmp");
+  file.replace(kFigures + "three\n");
   EXPECT_EQ(read_text(folder / "precious"), "kept");
-  EXPECT_EQ(read_text(folder / "metrics.prom"), "three\n");
+  EXPECT_EQ(read_text(folder / "metrics.prom"), kFigures + "three\n");
 }
 
 TEST(Prometheus, AFaultIsNoEnd) {
@@ -217,17 +220,36 @@ TEST(Prometheus, AFaultIsNoEnd) {
   EXPECT_FALSE(std::filesystem::exists(folder / "absent"));
   ReplacedFile().replace("x");
   ReplacedFile full((folder / "metrics.prom").string());
-  full.replace("whole\n");
+  full.replace(kFigures + "whole\n");
   {
     const FileSizeLimit limit(1000);
-    full.replace(std::string(5000, 'x'));
+    full.replace(kFigures + std::string(5000, 'x'));
   }
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
   ReplacedFile pipe((folder / "pipe").string());
   pipe.replace("x");
   EXPECT_TRUE(std::filesystem::is_fifo(folder / "pipe")) << "nor one in place of what is no file";
-  EXPECT_EQ(read_text(folder / "metrics.prom"), "whole\n") << "no half file takes its place";
-  EXPECT_FALSE(std::filesystem::exists(folder / "metrics.prom.tmp"));
+  EXPECT_EQ(read_text(folder / "metrics.prom"), kFigures + "whole\n") << "no half file takes its place";
+  EXPECT_FALSE(std::filesystem::exists(folder / "metrics.prom.longhalo-tmp"));
+}
+
+// Named by mistake: a link such as /dev/stdout, whose place a file would take for all programs; a text of
+// somebody; the lock of a folder, which is empty; and what has the file's name with another ending.
+TEST(Prometheus, WhatIsNoFileOfFiguresStaysThere) {
+  const ScratchFolder folder;
+  write_text(folder / "text", "mine");
+  write_text(folder / "empty", "");
+  write_text(folder / "figures.tmp", "a document");
+  write_text(folder / "other", kFigures);
+  std::filesystem::create_symlink(folder / "other", folder / "link");
+  for (const char* name : {"text", "empty", "link", "figures"})
+    ReplacedFile((folder / name).string()).replace(kFigures + "new");
+  EXPECT_EQ(read_text(folder / "text"), "mine");
+  EXPECT_EQ(read_text(folder / "empty"), "");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(read_text(folder / "other"), kFigures);
+  EXPECT_EQ(read_text(folder / "figures.tmp"), "a document");
+  EXPECT_EQ(read_text(folder / "figures"), kFigures + "new");
 }
 
 }  // namespace
