@@ -33,9 +33,11 @@ def may_mount():
 
 
 def make_read_only(run, folder):
-    """For a job that was started with `unshare -m`: files that it has open stay writable, as on a real disk in part."""
+    """For a job that was started with `unshare -m`: files that it has open stay writable, as on a real disk in part. While
+    one is being written through the new mount, that cannot become read-only: it is tried again, for a second at most."""
     subprocess.run(["nsenter", "-t", str(run.alive()[0]), "-m", "sh", "-ec",
-                    f"mount --bind {folder} {folder}; mount -o remount,bind,ro {folder}"], check=True)
+                    f"mount --bind {folder} {folder}; tries=0; until mount -o remount,bind,ro {folder}; do "
+                    "tries=$((tries + 1)); test $tries -lt 100; sleep 0.01; done"], check=True)
 
 
 @unittest.skipUnless(may_mount(), "a tmpfs in a private mount namespace is not permitted here (unshare -m, as root)")
