@@ -9,8 +9,11 @@
 #include <cstdint>
 
 #include "kernels/attention/bands.hpp"
+#include "kernels/common/hopper.cuh"
 
 namespace longhalo::hopper_attention {
+
+using hopper::Ring;
 
 inline constexpr int kKeyTile = 128;
 inline constexpr int kWarpgroup = 128;
@@ -90,16 +93,6 @@ struct SharedMemory {
   uint64_t q_full[S::kQueryStages], q_empty[S::kQueryStages];
   uint64_t k_full[S::kKeyStages], k_empty[S::kKeyStages];
   uint64_t v_full[S::kValueStages], v_empty[S::kValueStages];
-};
-
-// A place in a ring of stages, and the parity of the phase that it is in.
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  template <int kStages>
-  __device__ void next() {
-    if (++stage == kStages) stage = 0, phase ^= 1;
-  }
 };
 
 inline __device__ int64_t floor_divide(int64_t a, int64_t b) {  // b > 0

@@ -53,6 +53,16 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
       : "memory");
 }
 
+/// A place in a ring of stages, and the parity of the phase that it is in.
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+  template <int kStages>
+  __device__ void next() {
+    if (++stage == kStages) stage = 0, phase ^= 1;
+  }
+};
+
 // ---- TMA: one thread starts the copy of a box of a tensor; the bytes count towards `barrier`. Elements out
 // of the tensor arrive as zeros.
 

@@ -20,6 +20,8 @@
 namespace longhalo {
 namespace int8_product {
 
+using hopper::Ring;
+
 constexpr int kWarpgroup = 128;
 constexpr int kDepth = 128;  // of the sum, in a stage
 constexpr int kBand = 16;    // row tiles that blocks walk together, so that a and W are found in L2
@@ -58,15 +60,6 @@ struct SharedMemory {
   alignas(1024) uint8_t out[S::kConsumers][S::kOutBuffers][64 * S::kOutColumns * sizeof(BFloat16)];
   float w_scales[S::kConsumers][S::kColumns];
   uint64_t full[S::kStages], empty[S::kStages];
-};
-
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  template <int kStages>
-  __device__ void next() {
-    if (++stage == kStages) stage = 0, phase ^= 1;
-  }
 };
 
 // The tiles of a cluster: bands of kBand row tiles, in each column after column.

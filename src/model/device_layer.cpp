@@ -54,10 +54,8 @@ int64_t DeviceLayer::bytes(const ModelConfig& config, Precision precision, int64
   return tile * (2 * (widths.operand + widths.work) + widths.quantised + (has_eight_bits(precision) ? 4 : 0));
 }
 
-void DeviceLayer::norm(int64_t n, const BFloat16* x, const DeviceBuffer<float>& weight) {
-  const auto to = [&](const auto& out) {
-    rmsnorm(stream_, n, config().hidden, x, weight.data(), epsilon_of(config()), out);
-  };
+template <class To>
+void DeviceLayer::write_operand(To to) {
   switch (weights_.precision) {
     case Precision::kFp8:
       return to(fp8_operand());
@@ -68,17 +66,15 @@ void DeviceLayer::norm(int64_t n, const BFloat16* x, const DeviceBuffer<float>& 
   }
 }
 
+void DeviceLayer::norm(int64_t n, const BFloat16* x, const DeviceBuffer<float>& weight) {
+  write_operand([&](const auto& out) {
+    rmsnorm(stream_, n, config().hidden, x, weight.data(), epsilon_of(config()), out);
+  });
+}
+
 // SwiGLU of the gates and ups in the work buffer.
 void DeviceLayer::activate(int64_t n) {
-  const auto to = [&](const auto& out) { swiglu(stream_, n, config().ffn, work_.data(), out); };
-  switch (weights_.precision) {
-    case Precision::kFp8:
-      return to(fp8_operand());
-    case Precision::kInt8:
-      return to(int8_operand());
-    default:
-      return to(operand_.data());
-  }
+  write_operand([&](const auto& out) { swiglu(stream_, n, config().ffn, work_.data(), out); });
 }
 
 // In eight bits, x becomes the operand of the next product.

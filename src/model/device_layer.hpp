@@ -72,6 +72,9 @@ class DeviceLayer {
   }
   Fp8Rows fp8_operand() { return {reinterpret_cast<Fp8E4M3*>(quantised_.data()), scales_.data()}; }
   Int8Rows int8_operand() { return {reinterpret_cast<int8_t*>(quantised_.data()), scales_.data()}; }
+  /// Calls to() with what the next product reads, in the form that its precision has.
+  template <class To>
+  void write_operand(To to);
   void norm(int64_t n, const BFloat16* x, const DeviceBuffer<float>& weight);
   void quantise(int64_t n, int64_t width, const BFloat16* x);
   void activate(int64_t n);
