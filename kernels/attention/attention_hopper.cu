@@ -1,16 +1,18 @@
 // Attention over bands for Hopper (sm_90a): one persistent block a multiprocessor works through (query tile,
 // head) items. docs/performance.md says what each choice is worth.
 //
-// A block has three roles. Warp 0 of the first warpgroup loads queries and keys by TMA, warp 1 values, into
-// rings of shared-memory stages. Each consumer warpgroup owns 64 queries: S = Q K^T and O += P V by wgmma, P
-// in registers. The product S of one key tile runs while the softmax of the one before is still to be
-// multiplied with V, and the warpgroups take turns at the tensor cores, so that one computes exponentials
-// while another multiplies. This goes on across items: the next item's first product is started before the
-// last one's output is written.
+// A block has two roles. Of the first warpgroup, warp 0 loads queries and keys by TMA, warp 1 values, into
+// rings of shared-memory stages; warp 2 stores results. Each consumer warpgroup owns 64 queries: S = Q K^T
+// and O += P V by wgmma, P in registers. The product S of one key tile runs while the softmax of the one
+// before is still to be multiplied with V, and the warpgroups take turns at the tensor cores, so that one
+// computes exponentials while another multiplies. This goes on across items: the next item's first product is
+// started before the last one's output is written.
 //
-// Of each band only the key tiles that some query of the tile sees are visited; a tile is masked only when
-// some of its keys are not seen by some query. Scores are in units of log2. The maximum that they are taken
-// relative to is allowed to lag by 2^8: O is rescaled only when a row's maximum grows by more.
+// Of each band only the key tiles that some query of the tile sees are visited. Most are seen by every query,
+// and have a loop of their own. What queries see of the others warp 0 finds out ahead; of those a warpgroup
+// multiplies half where its queries see no more. What runs once an item runs from cold instruction caches, so
+// there is little of it. Scores are in units of log2. The maximum that they are taken relative to is allowed
+// to lag by 2^8: O is rescaled only when a row's maximum grows by more.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -46,10 +48,38 @@ __device__ void load_tile(uint8_t* to, const CUtensorMap* map, int head, int row
   }
 }
 
+// What each query sees of a key tile, and each warpgroup.
+template <class S>
+__device__ void find_seen(const Parameters& p, const Item& item, const Cursor& at, EdgeTile<S>& edge,
+                          int lane) {
+  const BandSpan& span = item.span[at.band];
+  const int first = span.begin + at.tile * kKeyTile;
+#pragma unroll 1
+  for (int row = lane; row < S::kQueryTile; row += 32) {
+    const int own = min(row, p.queries - 1 - item.first_query);
+    const int begin =
+        row_begin(p, span, p.band[at.band].band.stride, p.band[at.band].first_key, item.first_query, own);
+    const int end = row_end(span, own);
+    edge.seen[row] = make_short2(static_cast<short>(min(max(begin - first, 0), kKeyTile)),
+                                 static_cast<short>(min(max(end - first, 0), kKeyTile)));
+  }
+  __syncwarp();
+  if (lane >= S::kConsumers) return;
+  const short2 of_first = edge.seen[64 * lane], of_last = edge.seen[64 * lane + 63];  // both ends grow
+  int view = 0;
+  if (of_first.x >= kHalfTile)
+    view |= kSecondHalf;
+  else if (of_last.y <= kHalfTile)
+    view |= kFirstHalf;
+  if (of_last.x > 0 || of_first.y < kHalfTile) view |= kMaskFirst;
+  if (of_last.x > kHalfTile || of_first.y < kKeyTile) view |= kMaskSecond;
+  edge.view[lane] = view;
+}
+
 // Warp 0: works out what each item sees, and loads its queries and keys.
 template <class S>
 __device__ void produce_keys(const Parameters& p, SharedMemory<S>& shared, int lane, int block) {
-  Ring q, k;
+  Ring q, k, edge;
   for (Items items(p); items.any(); items.next()) {
     Item& item = shared.item[q.stage];
     hopper::mbarrier_wait(&shared.q_empty[q.stage], q.phase ^ 1);
@@ -83,6 +113,12 @@ __device__ void produce_keys(const Parameters& p, SharedMemory<S>& shared, int l
       if (lane == 0)
         load_tile<S>(shared.k[k.stage], &p.k[at.band], head / p.group,
                      item.span[at.band].begin + at.tile * kKeyTile, &shared.k_full[k.stage], block);
+      if (at.edge(item)) {
+        hopper::mbarrier_wait(&shared.edge_empty[edge.stage], edge.phase ^ 1);
+        find_seen<S>(p, item, at, shared.edge[edge.stage], lane);
+        hopper::mbarrier_arrive(&shared.edge_full[edge.stage]);  // for what this lane wrote
+        edge.next<S::kEdgeStages>();
+      }
       __syncwarp();
       k.next<S::kKeyStages>();
     } while (at.next(p, item));
@@ -112,6 +148,28 @@ __device__ void produce_values(const Parameters& p, SharedMemory<S>& shared, int
   }
 }
 
+// Warp 2: stores the results, which take the queries' place.
+template <class S>
+__device__ void store_output(const Parameters& p, SharedMemory<S>& shared, int lane) {
+  Ring q;
+  for (Items items(p); items.any(); items.next()) {
+    hopper::mbarrier_wait(&shared.out_full[q.stage], q.phase);
+    if (lane == 0) {
+      const Item& item = shared.item[q.stage];
+#pragma unroll
+      for (int part = 0; part < S::kDim / 64; ++part)
+        hopper::tma_store(&p.out, part * 64, item.head, item.first_query,
+                          shared.q[q.stage] + part * S::kQueryTile * 128);
+      hopper::bulk_commit();
+      hopper::bulk_wait_read();
+      hopper::mbarrier_arrive(&shared.q_empty[q.stage]);
+    }
+    __syncwarp();
+    q.next<S::kQueryStages>();
+  }
+  if (lane == 0) hopper::bulk_wait();
+}
+
 // Byte offset of 16-byte piece `piece` of a row of 128 bytes, as TMA's 128-byte swizzle lays it.
 __device__ int swizzled(int row, int piece) {
   return row * 128 + ((piece ^ row) % 8) * 16;
@@ -127,7 +185,7 @@ struct Consumer {
   const int warp, lane;
   float o[kDim / 2];
   uint32_t weights[32];
-  Ring q, k, v;
+  Ring q, k, v, edge;
 
   __device__ Consumer(const Parameters& parameters, SharedMemory<S>& memory, int group, int thread)
       : p(parameters),
@@ -149,9 +207,11 @@ struct Consumer {
       hopper::mbarrier_arrive_at(barrier, lane);
   }
 
-  __device__ void multiply_keys(float (&s)[64]) {
+  // Scores of keys `first` of the tile and those after it, as many as `s` holds.
+  template <int kRegisters>
+  __device__ void multiply_keys(float (&s)[kRegisters], int first) {
     const uint64_t a = hopper::wgmma_operand(shared.q[q.stage] + warpgroup * 64 * 128, 0);
-    const uint64_t b = hopper::wgmma_operand(shared.k[k.stage], 0);
+    const uint64_t b = hopper::wgmma_operand(shared.k[k.stage] + (kRegisters == 64 ? 0 : first * 128), 0);
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i)
       hopper::wgmma_ss(s, hopper::wgmma_advance(a, i / 4 * S::kQueryTile * 128 + i % 4 * 32),
@@ -159,22 +219,24 @@ struct Consumer {
   }
 
   // The same scores of this warp's 16 rows alone, by mma.sync, without the other warps.
-  __device__ void multiply_keys_again(float (&s)[64]) const {
+  template <int kRegisters>
+  __device__ void multiply_keys_again(float (&s)[kRegisters], int first) const {
 #pragma unroll
-    for (int i = 0; i < 64; ++i)
+    for (int i = 0; i < kRegisters; ++i)
       s[i] = 0;
     const int q_row = 64 * warpgroup + 16 * warp + lane % 16;
-    const int k_row = lane % 8 + lane / 16 * 8;
+    const int k_row = first + lane % 8 + lane / 16 * 8;
 #pragma unroll 1
     for (int i = 0; i < kDim / 16; ++i) {
       uint32_t a[4];
       load_matrices(a, hopper::shared_address(shared.q[q.stage] + i / 4 * S::kQueryTile * 128 +
                                               swizzled(q_row, i % 4 * 2 + lane / 16)));
-      const uint8_t* keys = shared.k[k.stage] + i / 4 * kKeyTile * 128;
+      const uint32_t keys = hopper::shared_address(shared.k[k.stage] + i / 4 * kKeyTile * 128 +
+                                                   swizzled(k_row, i % 4 * 2 + lane / 8 % 2));
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < kRegisters / 8; ++j) {
         uint32_t b[4];
-        load_matrices(b, hopper::shared_address(keys + swizzled(16 * j + k_row, i % 4 * 2 + lane / 8 % 2)));
+        load_matrices(b, keys + 16 * j * 128);
         auto& left = reinterpret_cast<float(&)[4]>(s[8 * j]);
         auto& right = reinterpret_cast<float(&)[4]>(s[8 * j + 4]);
         multiply_add(left, a, b[0], b[1], left);
@@ -192,43 +254,84 @@ struct Consumer {
     }
   }
 
-  __device__ void mask(float (&s)[64], const Item& item, const Cursor& at) const {
-    const BandSpan& span = item.span[at.band];
+  // What this warpgroup sees of a tile.
+  __device__ int look(bool at_edge) const {
+    if (!at_edge) return 0;
+    hopper::mbarrier_wait(&shared.edge_full[edge.stage], edge.phase);
+    return uniform(shared.edge[edge.stage].view[warpgroup]);
+  }
+  __device__ void edge_done(bool at_edge) {
+    if (!at_edge) return;
+    hopper::mbarrier_arrive(&shared.edge_empty[edge.stage]);  // every lane has read it
+    edge.template next<S::kEdgeStages>();
+  }
+
+  // Masks the scores of keys `first` of the tile and those after it.
+  template <int kRegisters>
+  __device__ void mask(float (&s)[kRegisters], int view, int first) const {
+    if (!(view & (kMaskFirst | kMaskSecond))) return;
     int begin[2], end[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int own = min(row() + 8 * half, p.queries - 1 - item.first_query);
-      begin[half] =
-          row_begin(p, span, p.band[at.band].band.stride, p.band[at.band].first_key, item.first_query, own);
-      end[half] = row_end(span, own);
+      const short2 seen = shared.edge[edge.stage].seen[row() + 8 * half];
+      begin[half] = seen.x - first, end[half] = seen.y - first;
     }
-    mask_scores(s, span.begin + at.tile * kKeyTile, begin, end, lane);
+    if constexpr (kRegisters == kHalfTile / 2) {
+      mask_scores<0>(s, begin, end, lane);
+    } else {
+      if (view & kMaskFirst) mask_scores<0>(s, begin, end, lane);
+      if (view & kMaskSecond) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          begin[half] -= kHalfTile, end[half] -= kHalfTile;
+        mask_scores<kHalfTile / 2>(s, begin, end, lane);
+      }
+    }
   }
 
-  __device__ void pack_weights(const float (&s)[64]) {
+  __device__ void pack_weights(const float (&s)[64], int) {
 #pragma unroll
     for (int i = 0; i < 32; ++i)
       weights[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
   }
+  __device__ void pack_weights(const float (&s)[32], int first) {
+    if (first == 0) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        weights[i] = pack_bf16(s[2 * i], s[2 * i + 1]), weights[16 + i] = 0;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        weights[i] = 0, weights[16 + i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+    }
+  }
 
-  __device__ void write(const Softmax& softmax, int first_query, int head) {
+  // The results of the item in `stage`, the output in its queries' place.
+  __device__ void write(const Softmax& softmax, int stage) {
+    const Item& item = shared.item[stage];
+    float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = softmax.sum[half];
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      const int query = first_query + row() + 8 * half;
-      if (query >= p.queries) continue;
-      const float factor = sum > 0 ? __fdividef(1.0F, sum) : 0;
-      __nv_bfloat16* out = p.out + (static_cast<int64_t>(query) * p.heads + head) * kDim + 2 * (lane % 4);
-#pragma unroll
-      for (int i = 0; i < kDim / 8; ++i)
-        *reinterpret_cast<uint32_t*>(out + 8 * i) =
-            pack_bf16(o[4 * i + 2 * half] * factor, o[4 * i + 2 * half + 1] * factor);
-      if (p.lse != nullptr && lane % 4 == 0)
-        p.lse[static_cast<int64_t>(head) * p.queries + query] =
+      factor[half] = sum > 0 ? __fdividef(1.0F, sum) : 0;
+      const int query = item.first_query + row() + 8 * half;
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.queries)
+        p.lse[static_cast<int64_t>(item.head) * p.queries + query] =
             sum > 0 ? (softmax.top[half] + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
     }
+    const int line = 64 * warpgroup + 16 * warp + lane % 16;
+    const uint32_t to = hopper::shared_address(shared.q[stage]) + swizzled(line, lane / 16);
+#pragma unroll
+    for (int j = 0; j < kDim / 8; j += 2)
+      hopper::store_matrices((to ^ j % 8 * 16) + j / 8 * S::kQueryTile * 128,
+                             pack_bf16(o[4 * j] * factor[0], o[4 * j + 1] * factor[0]),
+                             pack_bf16(o[4 * j + 2] * factor[1], o[4 * j + 3] * factor[1]),
+                             pack_bf16(o[4 * j + 4] * factor[0], o[4 * j + 5] * factor[0]),
+                             pack_bf16(o[4 * j + 6] * factor[1], o[4 * j + 7] * factor[1]));
+    hopper::async_proxy_fence();
+    hopper::mbarrier_arrive(&shared.out_full[stage]);
   }
 
   __device__ float bias_of(int head) const {
@@ -244,14 +347,15 @@ struct Consumer {
   }
 
   // In this warpgroup's turn, starts S = Q K^T of a tile and O += P V of the tile before it, and waits for S.
-  __device__ void start_products(float (&s)[64], bool first_of_item) {
+  template <int kRegisters>
+  __device__ void start_products(float (&s)[kRegisters], int first, bool first_of_item) {
     hopper::mbarrier_wait(&shared.v_full[v.stage], v.phase);
     hopper::mbarrier_wait(&shared.k_full[k.stage], k.phase);
     wait_for_turn();
     hopper::wgmma_own(s);
     hopper::wgmma_own(o);
     hopper::wgmma_fence();
-    multiply_keys(s);
+    multiply_keys(s, first);
     hopper::wgmma_commit();
     multiply_values(first_of_item);
     hopper::wgmma_commit();
@@ -286,25 +390,51 @@ struct Consumer {
     Cursor at;
     Softmax softmax;
     softmax.reset();
-    float s[64];
     float rescale[2];
     hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
     const Item* item = &shared.item[q.stage];
     at.start(p, *item);
-    hopper::mbarrier_wait(&shared.k_full[k.stage], k.phase);
-    hopper::wgmma_own(s);
-    hopper::wgmma_fence();
-    multiply_keys(s);
-    hopper::wgmma_commit();
-    hopper::wgmma_wait<0>();
-    hopper::wgmma_own(s);
-    int first_query = uniform(item->first_query), head = uniform(item->head);
-    float bias = bias_of(head);
-    if (at.edge(*item)) mask(s, *item, at);
-    soften(s, softmax, p.scale_log2, bias * p.band[at.band].bias_unit, rescale);
-    keys_done();
-    pack_weights(s);
+    float bias = bias_of(item->head);
+    {
+      float s[64];
+      const bool at_edge = at.edge(*item);
+      const int view = look(at_edge);
+      hopper::mbarrier_wait(&shared.k_full[k.stage], k.phase);
+      hopper::wgmma_own(s);
+      hopper::wgmma_fence();
+      multiply_keys(s, 0);
+      hopper::wgmma_commit();
+      hopper::wgmma_wait<0>();
+      hopper::wgmma_own(s);
+      mask(s, view, 0);
+      const float band_bias = bias * p.band[at.band].bias_unit;
+      raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
+      soften(s, softmax, p.scale_log2, band_bias);
+      keys_done();
+      edge_done(at_edge);
+      pack_weights(s, 0);
+    }
     bool first_of_item = true;  // of the weights that are yet to be multiplied with V
+    int last = q.stage;         // of the item whose output comes next
+
+    // One tile of any kind, or half of one, perhaps the first of an item. Whether O must be rescaled.
+    const auto step = [&]<int kKeys>(int view, int first) {
+      float s[kKeys / 2];
+      start_products(s, first, first_of_item);
+      const float band_bias = bias * p.band[at.band].bias_unit;
+      bool look = !softmax.anchored(), grown = false;
+      while (true) {
+        mask(s, view, first);
+        if (look) grown = raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
+        if (soften(s, softmax, p.scale_log2, band_bias) || look) break;
+        multiply_keys_again(s, first);
+        look = true;
+      }
+      keys_done();
+      wait_for_output();
+      pack_weights(s, first);
+      return grown;
+    };
 
     while (true) {
       // Tiles that every query sees, as long as they come.
@@ -312,23 +442,24 @@ struct Consumer {
       const float band_bias = bias * p.band[at.band].bias_unit;
       at.tile -= tiles;
       for (; tiles > 0; --tiles) {
-        start_products(s, first_of_item);
+        float s[64];
+        start_products(s, 0, first_of_item);
         first_of_item = false;
         bool grown = false;
-        if (!soften_quickly(s, softmax, p.scale_log2, band_bias)) {
-          multiply_keys_again(s);
-          grown = soften(s, softmax, p.scale_log2, band_bias, rescale);
+        if (!soften(s, softmax, p.scale_log2, band_bias)) {
+          multiply_keys_again(s, 0);
+          grown = raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
+          soften(s, softmax, p.scale_log2, band_bias);
         }
         keys_done();
         wait_for_output();
         if (grown) rescale_output(rescale);
-        pack_weights(s);
+        pack_weights(s, 0);
       }
 
-      // One tile of any kind, perhaps of the next item.
       const bool fresh = !at.next(p, *item);
+      last = q.stage;
       if (fresh) {
-        release(&shared.q_empty[q.stage]);
         q.template next<S::kQueryStages>();
         items.next();
         if (!items.any()) break;
@@ -337,21 +468,19 @@ struct Consumer {
         at.start(p, *item);
         bias = bias_of(item->head);
       }
-      start_products(s, first_of_item);
-      first_of_item = fresh;
       const Softmax before = softmax;
       if (fresh) softmax.reset();
-      if (at.edge(*item)) mask(s, *item, at);
-      const bool grown = soften(s, softmax, p.scale_log2, bias * p.band[at.band].bias_unit, rescale);
-      keys_done();
-      wait_for_output();
-      if (fresh) {
-        write(before, first_query, head);
-        first_query = uniform(item->first_query), head = uniform(item->head);
-      } else if (grown) {
+      const bool at_edge = at.edge(*item);
+      const int view = look(at_edge);
+      const int first = view & kSecondHalf ? kHalfTile : 0;
+      const bool grown = view & (kFirstHalf | kSecondHalf) ? step.template operator()<64>(view, first)
+                                                           : step.template operator()<128>(view, 0);
+      edge_done(at_edge);
+      first_of_item = fresh;
+      if (fresh)
+        write(before, last);
+      else if (grown)
         rescale_output(rescale);
-      }
-      pack_weights(s);
     }
 
     // The last output has no other product to run beside.
@@ -363,7 +492,7 @@ struct Consumer {
     hopper::wgmma_commit();
     if (warpgroup < S::kConsumers - 1) end_turn();  // the last turn opens no other
     wait_for_output();
-    write(softmax, first_query, head);
+    write(softmax, last);
   }
 };
 
@@ -375,8 +504,9 @@ __global__ void __launch_bounds__(S::kThreads, 1) hopper_kernel(const __grid_con
   constexpr int kConsumerWarps = 4 * S::kConsumers;
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kQueryStages; ++i) {
-      hopper::mbarrier_init(&shared.q_full[i], 32);                   // the lanes of a warp
-      hopper::mbarrier_init(&shared.q_empty[i], kConsumerWarps + 1);  // and the warp that loads values
+      hopper::mbarrier_init(&shared.q_full[i], 32);  // the lanes of a warp
+      hopper::mbarrier_init(&shared.q_empty[i], 2);  // the warps that load values and store results
+      hopper::mbarrier_init(&shared.out_full[i], 32 * kConsumerWarps);
     }
     for (int i = 0; i < S::kKeyStages; ++i) {
       hopper::mbarrier_init(&shared.k_full[i], 1);
@@ -385,6 +515,10 @@ __global__ void __launch_bounds__(S::kThreads, 1) hopper_kernel(const __grid_con
     for (int i = 0; i < S::kValueStages; ++i) {
       hopper::mbarrier_init(&shared.v_full[i], 1);
       hopper::mbarrier_init(&shared.v_empty[i], kConsumerWarps * S::kCluster);
+    }
+    for (int i = 0; i < S::kEdgeStages; ++i) {
+      hopper::mbarrier_init(&shared.edge_full[i], 32);
+      hopper::mbarrier_init(&shared.edge_empty[i], 32 * kConsumerWarps);
     }
     hopper::mbarrier_init_fence();
   }
@@ -397,6 +531,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) hopper_kernel(const __grid_con
       produce_keys<S>(p, shared, static_cast<int>(threadIdx.x), block);
     else if (threadIdx.x < 64)
       produce_values<S>(p, shared, static_cast<int>(threadIdx.x) - 32, block);
+    else if (threadIdx.x < 96)
+      store_output<S>(p, shared, static_cast<int>(threadIdx.x) - 64);
   } else {
     hopper::take_registers<S::kConsumerRegisters>();
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
@@ -423,9 +559,9 @@ void launch(StreamHandle stream, const Attention<BFloat16>& a) {
   p.doc_start = a.doc_start;
   p.landmark_bias = a.landmark_bias;
   p.scale_log2 = a.scale * std::numbers::log2e_v<float>;
-  p.out = reinterpret_cast<__nv_bfloat16*>(a.out);
   p.lse = a.lse;
   p.q = head_rows_map(a.q, a.queries, a.heads, kDim, a.heads * kDim, S::kQueryTile);
+  p.out = head_rows_map(a.out, a.queries, a.heads, kDim, a.heads * kDim, S::kQueryTile);
   constexpr int kBoxRows = kKeyTile / S::kCluster;
   p.fallback_band = -1;
   for (int i = 0; i < p.bands; ++i) {

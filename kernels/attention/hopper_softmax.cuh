@@ -26,39 +26,11 @@ struct Softmax {
   }
 };
 
-// Scores of keys that every row sees, to weights in place, relative to the maxima that are known from earlier
-// tiles: nearly always these will do, and looking for a maximum takes a quarter of the time of a softmax.
-// False, with nothing but `s` changed, when a weight became so large that they would not.
-inline __device__ bool soften_quickly(float (&s)[64], Softmax& softmax, float scale, float bias) {
-  float total[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float offset = bias - softmax.top[half];
-    float sum[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float& x = s[4 * i + 2 * half + c];
-        const float exponent = fmaf(x, scale, offset);
-        x = exp2_fast(exponent);
-        sum[c] += x;
-      }
-    }
-    total[half] = sum[0] + sum[1];
-  }
-  constexpr float kLargest = 0x1p64F;
-  const bool good = total[0] < kLargest && total[1] < kLargest;
-  if (!__all_sync(0xffffffff, good)) return false;
-  softmax.sum[0] += total[0];
-  softmax.sum[1] += total[1];
-  return true;
-}
-
-// Scores to weights in place, in the general case: finds the rows' maxima first. `rescale` gets what earlier
-// sums and outputs must be multiplied with; returns whether that is needed by any row of this warp.
-inline __device__ bool soften(float (&s)[64], Softmax& softmax, float scale, float bias,
-                              float (&rescale)[2]) {
+// Raises the maxima to what the scores ask for. `rescale` gets what earlier sums and outputs must be
+// multiplied with; returns whether that is needed by any row of this warp.
+template <int kRegisters>
+__device__ bool raise_maxima(const float (&s)[kRegisters], Softmax& softmax, float scale, float bias,
+                             float (&rescale)[2]) {
   bool grown = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -67,7 +39,7 @@ inline __device__ bool soften(float (&s)[64], Softmax& softmax, float scale, flo
     for (int i = 0; i < 4; ++i)
       most[i] = s[4 * i + 2 * half];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < kRegisters / 4; ++i) {
       if (i >= 4) most[i % 4] = fmaxf(most[i % 4], s[4 * i + 2 * half]);
       most[i % 4] = fmaxf(most[i % 4], s[4 * i + 2 * half + 1]);
     }
@@ -79,37 +51,58 @@ inline __device__ bool soften(float (&s)[64], Softmax& softmax, float scale, flo
     if (top > softmax.top[half] + kLag) {
       rescale[half] = exp2_fast(softmax.top[half] - top);
       softmax.top[half] = top;
+      softmax.sum[half] *= rescale[half];
       grown = true;
     }
-    const float offset = bias - (softmax.top[half] == -INFINITY ? 0.0F : softmax.top[half]);
-    float sum[4] = {softmax.sum[half] * rescale[half], 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float& x = s[4 * i + 2 * half + c];
-        x = exp2_fast(fmaf(x, scale, offset));
-        sum[(2 * i + c) % 4] += x;
-      }
-    }
-    softmax.sum[half] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
   }
   return __any_sync(0xffffffff, grown);
 }
 
-// Scores of keys that a row does not see become -infinity. Column c of the tile is row `first` + c of the
-// band.
-inline __device__ void mask_scores(float (&s)[64], int first, const int (&begin)[2], const int (&end)[2],
-                                   int lane) {
+// Scores to weights in place, relative to the maxima that are known. False, with nothing but `s` changed,
+// when a weight became so large that these will not do.
+template <int kRegisters>
+__device__ bool soften(float (&s)[kRegisters], Softmax& softmax, float scale, float bias) {
+  float total[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int base = first + 2 * (lane % 4) - begin[half];
-    const unsigned count = max(end[half] - begin[half], 0);
+    const float offset = bias - (softmax.top[half] == -INFINITY ? 0.0F : softmax.top[half]);
+    float sum[2] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < 16; ++i)
+    for (int i = 0; i < kRegisters / 4; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& x = s[4 * i + 2 * half + c];
+        x = exp2_fast(fmaf(x, scale, offset));
+        sum[c] += x;
+      }
+    }
+    total[half] = sum[0] + sum[1];
+  }
+  constexpr float kLargest = 0x1p64F;
+  if (!__all_sync(0xffffffff, total[0] < kLargest && total[1] < kLargest)) return false;
+  softmax.sum[0] += total[0];
+  softmax.sum[1] += total[1];
+  return true;
+}
+
+// Of the 16 keys that a thread has of 64 those before key `end`, a bit each.
+inline __device__ unsigned keys_before(int end, int lane) {
+  const int own = min(max(end - 2 * (lane % 4), 0), 64);
+  return (1U << (own / 8 * 2 + min(own % 8, 2))) - 1;
+}
+
+// Scores of keys that a row does not see become -infinity, in registers [kFrom, kFrom + 32): 64 keys, of
+// which the thread's two rows see [begin, end).
+template <int kFrom, int kRegisters>
+__device__ void mask_scores(float (&s)[kRegisters], const int (&begin)[2], const int (&end)[2], int lane) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const unsigned seen = keys_before(end[half], lane) & ~keys_before(begin[half], lane);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
 #pragma unroll
       for (int c = 0; c < 2; ++c)
-        if (static_cast<unsigned>(base + 8 * i + c) >= count) s[4 * i + 2 * half + c] = -INFINITY;
+        if (!(seen & 1U << (2 * i + c))) s[kFrom + 4 * i + 2 * half + c] = -INFINITY;
   }
 }
 

@@ -16,6 +16,7 @@ namespace longhalo::hopper_attention {
 using hopper::Ring;
 
 inline constexpr int kKeyTile = 128;
+inline constexpr int kHalfTile = 64;
 inline constexpr int kWarpgroup = 128;
 inline constexpr int64_t kRowLimit = int64_t{1} << 30;
 
@@ -29,6 +30,7 @@ struct Shape {
   static constexpr int kKeyStages = 3;
   static constexpr int kValueStages = kDim == 128 ? 2 : 3;
   static constexpr int kQueryStages = 2;
+  static constexpr int kEdgeStages = 2;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
   static constexpr int kQueryBytes = kQueryTile * kDim * 2;
@@ -43,7 +45,7 @@ struct BandParameters {
 };
 
 struct Parameters {
-  CUtensorMap q;
+  CUtensorMap q, out;
   CUtensorMap k[kMaxBands], v[kMaxBands];
   BandParameters band[kMaxBands];
   int bands;
@@ -54,7 +56,6 @@ struct Parameters {
   const float* landmark_bias;
   float scale_log2;
   int fallback_band;  // one that has keys: read, and masked, for queries that see nothing
-  __nv_bfloat16* out;
   float* lse;
 };
 
@@ -78,10 +79,21 @@ struct BandSpan {
   int stride, count;
 };
 
+// What a warpgroup's queries see of a key tile: perhaps keys of one half only; and in which halves not all
+// queries see all keys.
+enum View : int { kFirstHalf = 1, kSecondHalf = 2, kMaskFirst = 4, kMaskSecond = 8 };
+
 struct Item {
   int first_query;  // row of q
   int head;
   BandSpan span[kMaxBands];
+};
+
+// A key tile that not every query sees whole.
+template <class S>
+struct EdgeTile {
+  short2 seen[S::kQueryTile];  // by each query: keys [x, y) of the tile
+  int view[S::kConsumers];     // of each warpgroup
 };
 
 template <class S>
@@ -90,9 +102,11 @@ struct SharedMemory {
   alignas(1024) uint8_t k[S::kKeyStages][S::kKeyBytes];
   alignas(1024) uint8_t v[S::kValueStages][S::kKeyBytes];
   Item item[S::kQueryStages];
-  uint64_t q_full[S::kQueryStages], q_empty[S::kQueryStages];
+  EdgeTile<S> edge[S::kEdgeStages];
+  uint64_t q_full[S::kQueryStages], q_empty[S::kQueryStages], out_full[S::kQueryStages];
   uint64_t k_full[S::kKeyStages], k_empty[S::kKeyStages];
   uint64_t v_full[S::kValueStages], v_empty[S::kValueStages];
+  uint64_t edge_full[S::kEdgeStages], edge_empty[S::kEdgeStages];
 };
 
 inline __device__ int64_t floor_divide(int64_t a, int64_t b) {  // b > 0
