@@ -409,7 +409,7 @@ struct Consumer {
       mask(s, view, 0);
       const float band_bias = bias * p.band[at.band].bias_unit;
       raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
-      soften(s, softmax, p.scale_log2, band_bias);
+      soften<true>(s, softmax, p.scale_log2, band_bias);
       keys_done();
       edge_done(at_edge);
       pack_weights(s, 0);
@@ -426,7 +426,7 @@ struct Consumer {
       while (true) {
         mask(s, view, first);
         if (look) grown = raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
-        if (soften(s, softmax, p.scale_log2, band_bias) || look) break;
+        if (soften<true>(s, softmax, p.scale_log2, band_bias) || look) break;
         multiply_keys_again(s, first);
         look = true;
       }
@@ -438,7 +438,7 @@ struct Consumer {
 
     while (true) {
       // Tiles that every query sees, as long as they come.
-      int tiles = uniform(softmax.anchored() ? at.full_tiles_ahead(*item) : 0);
+      int tiles = at.full_tiles_ahead(*item);
       const float band_bias = bias * p.band[at.band].bias_unit;
       at.tile -= tiles;
       for (; tiles > 0; --tiles) {
@@ -446,10 +446,10 @@ struct Consumer {
         start_products(s, 0, first_of_item);
         first_of_item = false;
         bool grown = false;
-        if (!soften(s, softmax, p.scale_log2, band_bias)) {
+        if (!soften<false>(s, softmax, p.scale_log2, band_bias)) {
           multiply_keys_again(s, 0);
           grown = raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
-          soften(s, softmax, p.scale_log2, band_bias);
+          soften<true>(s, softmax, p.scale_log2, band_bias);
         }
         keys_done();
         wait_for_output();

@@ -59,13 +59,14 @@ __device__ bool raise_maxima(const float (&s)[kRegisters], Softmax& softmax, flo
 }
 
 // Scores to weights in place, relative to the maxima that are known. False, with nothing but `s` changed,
-// when a weight became so large that these will not do.
-template <int kRegisters>
+// when these will not do: a weight became too large, or a row has no maximum yet. With `kUnseen` it may have
+// none, if it sees no key of these either.
+template <bool kUnseen, int kRegisters>
 __device__ bool soften(float (&s)[kRegisters], Softmax& softmax, float scale, float bias) {
   float total[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float offset = bias - (softmax.top[half] == -INFINITY ? 0.0F : softmax.top[half]);
+    const float offset = bias - (kUnseen && softmax.top[half] == -INFINITY ? 0.0F : softmax.top[half]);
     float sum[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < kRegisters / 4; ++i) {
