@@ -64,6 +64,7 @@ class InferJob {
   bool asked_to_stop() const;
   void read_document(int64_t index);
   Work remaining_work(int64_t index) const;
+  bool has_arrays_to_make() const;
   DocumentRun prefill_document(const Sequence& sequence, const Work& work,
                                std::unique_ptr<DocumentContext>& context, DocumentArrays& arrays);
 
@@ -95,10 +96,11 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
   });
   engine_ = make_engine(session, config, shape_, pattern_);
   session.together([&] {
-    if (session.is_root())
-      results_ =
-          std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists),
-                                         settings_by_document(config, model, *inputs_, engine_->precision()));
+    if (!session.is_root()) return;
+    results_ =
+        std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists),
+                                       settings_by_document(config, model, *inputs_, engine_->precision()));
+    if (has_arrays_to_make()) results_->require_arrays_folder();
   });
   log_ = open_job_log(session, config, "infer", threads_, computing_of(*engine_));
   load_weights(session, config, *engine_);
@@ -193,6 +195,12 @@ Work InferJob::remaining_work(int64_t index) const {
     work.embed_array = has_or_wants(Task::kEmbed);
   }
   return work;
+}
+
+bool InferJob::has_arrays_to_make() const {
+  for (int64_t i = 0; i < inputs_->documents(); ++i)
+    if (const Work work = remaining_work(i); work.score || work.embed) return true;
+  return false;
 }
 
 DocumentRun InferJob::prefill_document(const Sequence& sequence, const Work& work,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <vector>
 
 #include "core/error.hpp"
@@ -28,6 +29,10 @@ constexpr int64_t kProbeBytes = 4096;
 
 constexpr std::string_view kWhat = "the output folder";
 constexpr std::string_view kRemedy = "choose another output folder, or remove what is in the way";
+constexpr std::string_view kArraysWhat = "the folder of the arrays";
+constexpr std::string_view kArraysRemedy =
+    "move away what has this name, if it is no folder of this file system, or give this user the right to "
+    "write into it (ls -ld shows the owner); another output folder takes all results, made anew";
 
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
@@ -139,6 +144,23 @@ void ResultWriter::probe() {
   sync_file(descriptor, directory_);
 }
 
+void ResultWriter::require_arrays_folder() const {
+  const fs::path arrays = directory_ / "arrays";
+  std::error_code ignored;
+  if (move_aside_ || !fs::exists(fs::symlink_status(arrays, ignored))) return;  // it will be made
+  make_directory(arrays, kArraysWhat, kArraysRemedy);
+  // As write_arrays() does it: made beside the folder and moved into it.
+  TemporaryFile probe(directory_ / "probe");
+  const FileDescriptor descriptor(
+      ::open(probe.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!descriptor.is_open()) throw_write_error(errno, directory_, kProbeBytes);
+  const fs::path there = arrays / probe.path().filename();
+  if (::rename(probe.path().c_str(), there.c_str()) != 0)
+    throw UserError(text(kArraysWhat, " takes no file: ", std::strerror(errno)), arrays.string(),
+                    kArraysRemedy);
+  ::unlink(there.c_str());
+}
+
 // The numbers of a record are of little use without the arrays that it names. What cannot be looked at need
 // not be gone.
 bool ResultWriter::has_arrays(const json& record) const {
@@ -215,7 +237,7 @@ std::string ResultWriter::write_arrays(std::string_view document, const Document
   }
   writer.verify();
   move_old_results_aside();
-  make_directory(directory_ / "arrays", kWhat, kRemedy);
+  make_directory(directory_ / "arrays", kArraysWhat, kArraysRemedy);
   writer.commit_to(directory_ / "arrays" / name);
   return "arrays/" + name;
 }

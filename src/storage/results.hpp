@@ -70,9 +70,13 @@ class ResultWriter {
 
   /// Keys of the records kept from an earlier job (empty unless kResume).
   const std::set<ResultKey>& recorded() const { return recorded_; }
-  /// Those of them whose arrays are gone, which is logged once: not among the recorded(), for they are to be
-  /// made again. They stay in the file until write() brings new ones.
+  /// Those of them whose arrays are gone, which is logged once: not among the recorded(), for they
+  /// are to be made again. They stay in the file until write() brings new ones.
   const std::set<ResultKey>& lost() const { return lost_; }
+
+  /// Throws UserError where a folder "arrays" that is there already takes no file: to be said before the work
+  /// whose arrays go there.
+  void require_arrays_folder() const;
 
   /// Writes the arrays of a document, whole or not at all (replacing those of an earlier call for it), and
   /// returns the file's path relative to the folder ("arrays/name-3f0c...h5"), to be put into its records.

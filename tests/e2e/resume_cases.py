@@ -66,6 +66,17 @@ class Resumed(Case):
             self.assertEqual({"tokens", "scores", "embeddings"}, set(file))
         self.assertNotIn("any more", self.infer(self.resume(**both)).err)
 
+    def test_arrays_folder_that_takes_no_file(self):
+        """Is said before the document is read, and only where there are arrays to make."""
+        self.succeed(self.config(tasks=["generate", "score"]))
+        shutil.rmtree(self.out / "arrays")
+        (self.out / "arrays").write_text("a file")
+        run = self.infer(self.resume(tasks=["generate", "score"]))
+        self.assert_refused(run, self.out / "arrays", "move away")
+        self.assertNotIn("prefill", run.err)
+        self.assertEqual((self.out / "arrays").read_text(), "a file")
+        self.succeed(self.resume(tasks=["generate"]))
+
     def test_arrays_that_another_task_needs(self):
         """Both tasks' arrays are lost with their file, and one task alone brings both back."""
         first = self.succeed(self.config(tasks=["score", "embed"]))

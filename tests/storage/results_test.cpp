@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <random>
@@ -181,6 +182,41 @@ TEST(Results, ArraysThatCannotBeLookedAtAreNotTakenForGone) {
         ResultWriter(folder.path(), IfResultsExist::kResume, {{"a", "one"}});
       },
       {"arrays/a.h5"});
+}
+
+TEST(Results, AnArraysFolderThatTakesNoFileIsSaidBeforeTheWork) {
+  namespace fs = std::filesystem;
+  const ScratchFolder folder;
+  fs::create_directory(folder / "arrays");
+  fs::permissions(folder / "arrays", fs::perms(0555));
+  fs::permissions(folder.path(), fs::perms(0777));
+  {
+    const AsNobody nobody;
+    for (const IfResultsExist mode : {IfResultsExist::kError, IfResultsExist::kResume}) {
+      const ResultWriter writer(folder.path(), mode);
+      expect_user_error([&] { writer.require_arrays_folder(); },
+                        {"arrays", "takes no file: Permission denied", "give this user the right to write"});
+    }
+    const ResultWriter replacing(folder.path(), IfResultsExist::kReplace);
+    replacing.require_arrays_folder();  // what is there makes way
+  }
+  fs::permissions(folder / "arrays", fs::perms::owner_all);
+}
+
+TEST(Results, WhatIsInPlaceOfTheArraysFolderIsSaidBeforeTheWork) {
+  const ScratchFolder folder;
+  const ResultWriter writer(folder.path(), IfResultsExist::kResume);
+  writer.require_arrays_folder();
+  EXPECT_FALSE(std::filesystem::exists(folder / "arrays")) << "it is made with the first arrays";
+  write_text(folder / "arrays", "a file");
+  expect_user_error([&] { writer.require_arrays_folder(); }, {"a file of that name", "move away"});
+  std::filesystem::remove(folder / "arrays");
+  std::filesystem::create_symlink("/proc/self", folder / "arrays");
+  expect_user_error([&] { writer.require_arrays_folder(); }, {"takes no file: Invalid cross-device link"});
+  std::filesystem::remove(folder / "arrays");
+  std::filesystem::create_directory(folder / "arrays");
+  writer.require_arrays_folder();
+  EXPECT_EQ(count_files(folder.path()), 1) << "the lock alone";
 }
 
 TEST(Results, AFileThatChangedMeanwhileIsNotRewritten) {

@@ -16,6 +16,7 @@
 #include <functional>
 #include <initializer_list>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -64,6 +65,22 @@ class TinyDisk {
  private:
   ScratchFolder folder_;
   std::string reason_;
+};
+
+// Where the tests run as root, who may do anything anywhere, the rights of a user without any while this
+// lives.
+class AsNobody {
+ public:
+  static constexpr uid_t kUser = 65534;
+  AsNobody() : was_root_(::geteuid() == 0) {
+    if (was_root_ && ::seteuid(kUser) != 0) throw std::runtime_error("no rights are given up");
+  }
+  ~AsNobody() { EXPECT_TRUE(!was_root_ || ::seteuid(0) == 0) << std::strerror(errno); }
+  AsNobody(const AsNobody&) = delete;
+  AsNobody& operator=(const AsNobody&) = delete;
+
+ private:
+  bool was_root_;
 };
 
 // No file may grow beyond `bytes` while this lives: the same faults as a full disk, without a mount.
