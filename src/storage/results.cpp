@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include "core/text.hpp"
 #include "storage/atomic_file.hpp"
 #include "storage/hdf5_writer.hpp"
+#include "storage/trial_read.hpp"
 
 namespace longhalo {
 namespace fs = std::filesystem;
@@ -92,6 +94,31 @@ std::string file_contents(const fs::path& file) {
   return contents;
 }
 
+// Whether the file is what the record says of it: one that was cut, emptied or damaged is none.
+bool holds_arrays(const fs::path& file, const json& record) {
+  constexpr double kMostSeconds = 10;
+  const std::string task = member_text(record, "task");
+  const auto length = [&](const char* key) {
+    const auto found = record.find(key);
+    return found != record.end() && found->is_number_integer() ? found->get<int64_t>() : -1;
+  };
+  const auto read = [&] {
+    const Hdf5File arrays = Hdf5File::open(file);
+    if (task == "score")
+      arrays.dataset("scores").expect(Hdf5Type::kFloat32, std::array{length("document_tokens")});
+    if (task == "embed")
+      arrays.dataset("embeddings")
+          .expect(Hdf5Type::kFloat32, std::array{length("chunks"), length("embedding_size")});
+  };
+  try {
+    try_to_read(file, kMostSeconds, read);
+    read();
+  } catch (const UserError&) {
+    return false;
+  }
+  return true;
+}
+
 void rename_if_there(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0 && errno != ENOENT) throw_file_error(errno, "move", from);
 }
@@ -166,10 +193,13 @@ void ResultWriter::require_arrays_folder() const {
 bool ResultWriter::has_arrays(const json& record) const {
   const std::string name = member_text(record, "arrays");
   if (name.empty()) return true;
+  const fs::path file = directory_ / name;
   std::error_code error;
-  const fs::file_status status = fs::status(directory_ / name, error);
-  if (status.type() == fs::file_type::none) throw_file_error(error.value(), "inspect", directory_ / name);
-  return fs::is_regular_file(status);
+  const fs::file_status status = fs::status(file, error);
+  if (status.type() == fs::file_type::none) throw_file_error(error.value(), "inspect", file);
+  if (!fs::is_regular_file(status)) return false;
+  open_input(file);
+  return holds_arrays(file, record);
 }
 
 void ResultWriter::read_existing() {
@@ -199,7 +229,8 @@ void ResultWriter::read_existing() {
     const bool is_lost = settings != settings_.end() && !has_arrays(record);
     if (is_lost && lost_.empty())
       log_warning(text(where, ": the arrays of this record, ", member_text(record, "arrays"),
-                       ", are not there any more; what this job has to do of such records is done again"));
+                       ", are not there any more, or not whole; what this job has to do of such records is "
+                       "done again"));
     (is_lost ? lost_ : recorded_).insert(key);
     begin = end + 1;
   }

@@ -70,7 +70,7 @@ class ResultWriter {
 
   /// Keys of the records kept from an earlier job (empty unless kResume).
   const std::set<ResultKey>& recorded() const { return recorded_; }
-  /// Those of them whose arrays are gone, which is logged once: not among the recorded(), for they
+  /// Those of them whose arrays are gone or damaged, which is logged once: not among the recorded(), for they
   /// are to be made again. They stay in the file until write() brings new ones.
   const std::set<ResultKey>& lost() const { return lost_; }
 

@@ -66,6 +66,19 @@ class Resumed(Case):
             self.assertEqual({"tokens", "scores", "embeddings"}, set(file))
         self.assertNotIn("any more", self.infer(self.resume(**both)).err)
 
+    def test_arrays_that_are_damaged(self):
+        """Emptied or cut, as a disk or a copy may leave them: made again as they were."""
+        first = self.succeed(self.config(tasks=["score", "embed"]))
+        (name,) = {record["arrays"] for record in first.values()}
+        whole = (self.out / name).read_bytes()
+        for left in (0, len(whole) // 2):
+            (self.out / name).write_bytes(whole[:left])
+            run = self.infer(self.resume(tasks=["score", "embed"]))
+            self.assertEqual(run.code, 0, run.err)
+            self.assertIn("or not whole", run.err)
+            self.assertEqual((self.out / name).read_bytes(), whole)
+            self.assertEqual(records_of(self.out).keys(), first.keys())
+
     def test_arrays_folder_that_takes_no_file(self):
         """Is said before the document is read, and only where there are arrays to make."""
         self.succeed(self.config(tasks=["generate", "score"]))

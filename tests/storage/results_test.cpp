@@ -184,6 +184,38 @@ TEST(Results, ArraysThatCannotBeLookedAtAreNotTakenForGone) {
       {"arrays/a.h5"});
 }
 
+// Emptied, cut, of another program, of another length or without what the task made: none counts as done.
+TEST(Results, RecordsWhoseArraysAreDamagedAreReplaced) {
+  const ScratchFolder folder;
+  const ResultWriter::Settings settings{{"a", "one"}};
+  const std::vector<float> scores(1000, 1.0F);
+  const auto write = [&](const std::vector<float>& values) {
+    ResultWriter writer(folder.path(), IfResultsExist::kReplace, settings);
+    json record = record_of("a", "", "score");
+    record["document_tokens"] = scores.size();
+    record["arrays"] = writer.write_arrays("a", {{}, values, {}, 0});
+    json embed = record_of("a", "", "embed");
+    embed.update({{"chunks", 1}, {"embedding_size", 1000}, {"arrays", record["arrays"]}});
+    writer.write(std::vector<json>{record, embed});
+    writer.finish();
+    return folder / record["arrays"].get<std::string>();
+  };
+  const auto lost = [&] { return ResultWriter(folder.path(), IfResultsExist::kResume, settings).lost(); };
+  const ResultKey score{"a", "", "score"}, embed{"a", "", "embed"};
+  const std::filesystem::path file = write(scores);
+  EXPECT_EQ(lost(), std::set<ResultKey>{embed}) << "this file has scores alone";
+  const std::string whole = read_text(file);
+  for (const std::string& damaged : {std::string(), whole.substr(0, whole.size() / 2), std::string("text"),
+                                     std::string(whole.size(), '\0')}) {
+    write_text(file, damaged);
+    EXPECT_EQ(lost(), (std::set<ResultKey>{score, embed})) << damaged.size() << " bytes";
+  }
+  write_text(file, whole);
+  EXPECT_EQ(lost(), std::set<ResultKey>{embed});
+  write(std::vector<float>(999, 1.0F));
+  EXPECT_EQ(lost(), (std::set<ResultKey>{score, embed})) << "a score is missing";
+}
+
 TEST(Results, AnArraysFolderThatTakesNoFileIsSaidBeforeTheWork) {
   namespace fs = std::filesystem;
   const ScratchFolder folder;
