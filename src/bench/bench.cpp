@@ -5,7 +5,7 @@
 #include "app/device_setup.hpp"
 #include "core/error.hpp"
 #include "core/text.hpp"
-#include "storage/atomic_file.hpp"
+#include "storage/report_file.hpp"
 
 namespace longhalo {
 namespace {
@@ -117,7 +117,7 @@ void run_benchmark(const MpiSession& session, Subcommand subcommand, const Confi
   const BenchmarkFunction run = device == RunDevice::kCpu ? found->on_cpu : found->on_cuda;
   session.together([&] {
     run_precision(config, device);
-    if (session.is_root()) require_replaceable(config.bench.json);
+    if (session.is_root()) require_report_place(config.bench.json);
     if (run == nullptr)
       throw UserError(text("bench ", found->name, " does not run on this device"),
                       text("run.device: ", device == RunDevice::kCpu ? "cpu" : "cuda"),

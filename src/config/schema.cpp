@@ -140,8 +140,9 @@ void add_doctor_keys(ConfigSchema& all) {
   constexpr int64_t kMostBytes = int64_t{1} << 40;
   const RealNumber rate{0, 1e6};
   all.sections.push_back({"doctor", "What longhalo doctor measures, and what it takes for good enough."});
-  all.keys.push_back(key("doctor.json", TextValue{}, FIELD(doctor.json),
-                         "File for the report as JSON; empty prints a table only."));
+  all.keys.push_back(
+      key("doctor.json", TextValue{}, FIELD(doctor.json),
+          "File for the report as JSON, in place of an earlier one; empty prints a table only."));
   all.keys.push_back(key("doctor.halo_bytes", whole(8, int64_t{1} << 36), FIELD(doctor.halo_bytes),
                          "Bytes of a message between two ranks."));
   all.keys.push_back(
@@ -324,7 +325,8 @@ ConfigSchema make_schema() {
           "rank stores in the storage benchmark; 0 is 4 GiB on CUDA and 512 MiB on the CPU for "
           "copy, 256 MiB for halo, 2 GiB for storage."));
   all.keys.push_back(
-      key("bench.json", text, FIELD(bench.json), "File for the results as JSON; empty prints a table only."));
+      key("bench.json", text, FIELD(bench.json),
+          "File for the results as JSON, in place of an earlier report; empty prints a table only."));
   add_doctor_keys(all);
   return all;
 }

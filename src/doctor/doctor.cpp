@@ -25,6 +25,7 @@
 #include "doctor/doctor_rdma.hpp"
 #include "doctor/doctor_report.hpp"
 #include "storage/atomic_file.hpp"
+#include "storage/report_file.hpp"
 #include "telemetry/run_log.hpp"
 
 namespace longhalo {
@@ -54,7 +55,7 @@ class Doctor {
 
   ExitCode run() {
     session_.together([&] {
-      if (session_.is_root()) require_replaceable(options_.json);
+      if (session_.is_root()) require_report_place(options_.json);
     });
     check_launch();
     check_inputs();

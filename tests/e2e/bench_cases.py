@@ -159,6 +159,14 @@ class BenchRefusals(Case):
         self.refused("attention", "--tokens", 64, "--window", 32, "--stride", 8, "--repeats", 1, "--json", path,
                      words=(path,))
 
+    def test_json_in_place_of_another_file(self):
+        """A config named by mistake stays as it is, and nothing is measured."""
+        config = self.write("job.yaml", "attention: {window: 32, landmark_stride: 8}\n")
+        run = Run(["bench", "attention", "--config", config, "--tokens", 64, "--json", config]).wait()
+        self.assert_refused(run, "no report of longhalo", config, "name another file")
+        self.assertEqual(run.out, "")
+        self.assertEqual(config.read_text(), "attention: {window: 32, landmark_stride: 8}\n")
+
     def test_no_gpu(self):
         self.refused("gemm", "--set", "run.device=cuda", environment={"CUDA_VISIBLE_DEVICES": ""},
                      words=("run.device is cuda, but there is no GPU", "run.device: cpu"))

@@ -106,6 +106,16 @@ class Doctor(Case):
             self.assert_refused(run, word, str(place))
             self.assertNotIn("longhalo doctor:", run.out, "nothing was looked at")
 
+    def test_a_report_in_place_of_another_file(self):
+        """An earlier report makes way for the new one, a model's file does not."""
+        earlier = self.write("earlier.json", '{"doctor": "fail"}\n')
+        run = Run(["doctor", "--json", earlier, "--set", "doctor.disk_bytes=1048576"], ranks=0).wait()
+        self.assertIn("checks", json.loads(earlier.read_text()), run.err)
+        model = self.write("config.json", json.dumps(tiny_model.CONFIG))
+        run = Run(["doctor", "--json", model], ranks=0).wait()
+        self.assert_refused(run, "no report of longhalo", model)
+        self.assertEqual(json.loads(model.read_text()), tiny_model.CONFIG)
+
     def test_more_ranks_than_cores(self):
         """On the cores that they may use, which may be fewer than the host has."""
         cores = len(os.sched_getaffinity(0))

@@ -13,6 +13,7 @@
 #include "storage/checksum.hpp"
 #include "storage/folder_lock.hpp"
 #include "storage/posix.hpp"
+#include "storage/report_file.hpp"
 #include "storage/sha256.hpp"
 
 namespace longhalo {
@@ -154,6 +155,28 @@ TEST(AtomicFile, NothingTakesThePlaceOfAnOpenFile) {
   write_file_atomically(folder / "plain", "new");
   EXPECT_EQ(read_text(folder / "plain"), "new");
   EXPECT_EQ(read_text(folder / "file"), "old");
+}
+
+// An earlier report, whichever command's, makes way for a new one; nothing else does.
+TEST(ReportFile, TakesThePlaceOfReportsAlone) {
+  const ScratchFolder folder;
+  const auto report = folder / "report.json";
+  require_report_place({});
+  require_report_place(report);
+  for (const char* contents : {"", R"({"bands": [], "benchmark": "halo"})", R"({"doctor": "pass"})"}) {
+    write_text(report, contents);
+    require_report_place(report);
+  }
+  for (const char* contents : {R"({"doctor": {"json": "x.json"}, "benchmark": 1})", R"({"benchmark": "ha)",
+                               R"(["benchmark"])", R"("doctor")", "{}", "run: {log: x}\n", "\x89HDF\r\n"}) {
+    write_text(report, contents);
+    expect_user_error([&] { require_report_place(report); },
+                      {"no report of longhalo", "report.json", "--json"});
+    EXPECT_EQ(read_text(report), contents);
+  }
+  std::filesystem::create_symlink("report.json", folder / "link");
+  expect_user_error([&] { require_report_place(folder / "link"); }, {"no report of longhalo"});
+  expect_user_error([&] { require_report_place(folder / "none" / "x.json"); }, {"No such file"});
 }
 
 TEST(AtomicFile, NotThroughALinkInAFolderForEverybody) {

@@ -1,0 +1,36 @@
+#include "storage/report_file.hpp"
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "core/error.hpp"
+#include "core/file_access.hpp"
+#include "storage/atomic_file.hpp"
+
+namespace longhalo {
+namespace {
+
+bool is_report(const std::filesystem::path& file) {
+  constexpr int64_t kMostBytes = int64_t{256} << 20;  // a doctor's matrix of all pairs of ranks is large
+  try {
+    const nlohmann::json report = nlohmann::json::parse(read_json_text(file, kMostBytes), nullptr, false);
+    const auto has_text = [&](const char* key) { return report.contains(key) && report[key].is_string(); };
+    return report.is_object() && (has_text("benchmark") || has_text("doctor"));
+  } catch (const UserError&) {  // too large, too deep or not to be read
+    return false;
+  }
+}
+
+}  // namespace
+
+void require_report_place(const std::filesystem::path& file) {
+  require_replaceable(file);
+  std::error_code ignored;
+  if (file.empty() || !std::filesystem::exists(file, ignored) || std::filesystem::is_empty(file, ignored) ||
+      is_report(file))
+    return;
+  throw UserError("this file is there already and is no report of longhalo bench or doctor", file.string(),
+                  "name another file for the report (--json), or remove this one");
+}
+
+}  // namespace longhalo

@@ -1,0 +1,14 @@
+// The JSON report of a benchmark or of the doctor, which takes the place of an earlier report, and of nothing
+// else: a config, a document or a model's file that was named by mistake stays.
+#pragma once
+
+#include <filesystem>
+
+namespace longhalo {
+
+/// Throws UserError where no report may be put at `file`: nothing can be written there, or what stands there
+/// is neither empty nor a report ("benchmark" or "doctor" with a text as value). To be said before the work
+/// that is reported. An empty path is no file, and no fault.
+void require_report_place(const std::filesystem::path& file);
+
+}  // namespace longhalo
