@@ -22,8 +22,10 @@ double deadline_before_start(const CommandLine& command) {
   std::error_code ignored;
   if (command.sources.file && !std::filesystem::is_regular_file(*command.sources.file, ignored))
     return Config().run.deadline_seconds;  // a pipe is read once, by rank 0
+  ConfigSources sources = command.sources;
+  sources.look_at_places = LookAtPlaces::kNo;  // for rank 0, which says what it finds
   try {
-    return load_config(command.subcommand, command.sources).run.deadline_seconds;
+    return load_config(command.subcommand, sources).run.deadline_seconds;
   } catch (const std::exception&) {
     return Config().run.deadline_seconds;
   }

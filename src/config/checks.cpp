@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <initializer_list>
+#include <iterator>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -28,10 +29,13 @@ class Checker {
     check_generate();
     check_run();
     check_train();
-    check_origin();
-    check_outputs();
     check_activations();
     check_bench();
+  }
+
+  void run_places(const std::filesystem::path& config_file) {
+    check_origin();
+    check_outputs(config_file);
   }
 
  private:
@@ -284,11 +288,12 @@ class Checker {
   };
 
   // Two writers of a file spoil it for each other, and the Prometheus file takes the place of what it names.
-  void check_outputs() {
+  void check_outputs(const std::filesystem::path& config_file) {
     if (subcommand_ != Subcommand::kInfer && subcommand_ != Subcommand::kTrain) return;
     const Place log{"run.log", log_path(config_)}, figures{"telemetry.prometheus", prometheus_path(config_)};
     std::vector<Place> taken = places_of_job();
     const Config::Input& input = config_.input;
+    taken.push_back({"--config", config_file});
     taken.push_back({"input.tokens", input.tokens});
     taken.push_back({"input.prompts_file", input.prompts_file});
     for (const std::string& document : input.documents) {
@@ -297,9 +302,22 @@ class Checker {
       if (path.filename() == log.path.filename() || path.filename() == figures.path.filename())
         taken.push_back({"input.documents", path});
     }
+    for (const Place& output : {log, figures})
+      for (const std::filesystem::path& path : {output.path, whole_path(output.path)})
+        if (!config_.model.path.empty() && is_of_model(path.filename()))
+          taken.push_back({"model.path", std::filesystem::path(config_.model.path) / path.filename()});
     check_output(log, taken);
-    taken.push_back(log);
+    if (!is_folder(log.path)) taken.push_back(log);
     check_output(figures, taken);
+  }
+
+  // A file of this name in a model's folder is read as a part of it.
+  static bool is_of_model(const std::filesystem::path& name) {
+    constexpr const char* kNames[] = {
+        "config.json",     "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
+        "tokenizer.model", "tokenizer_config.json",  "chat_template.jinja"};
+    return name.extension() == ".safetensors" ||
+           std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
   }
 
   std::vector<Place> places_of_job() const {
@@ -316,7 +334,17 @@ class Checker {
   void check_output(const Place& output, const std::vector<Place>& taken) {
     namespace fs = std::filesystem;
     std::error_code error;
-    if (fs::exists(output.path, error) && !fs::is_regular_file(output.path, error)) return;  // /dev/null
+    if (is_folder(output.path)) {
+      fault({output.key}, text(output.key, ": ", output.path.string(), " is a folder; name a file"));
+      return;
+    }
+    const bool exists = fs::exists(output.path, error);
+    if (!exists && fs::is_symlink(output.path, error)) {
+      fault({output.key},
+            text(output.key, ": ", output.path.string(), " is a link that leads nowhere; name a file"));
+      return;
+    }
+    if (exists && !fs::is_regular_file(output.path, error)) return;  // /dev/null
     const fs::path file = whole_path(output.path);
     for (const Place& place : taken) {
       const fs::path other = whole_path(place.path);
@@ -327,6 +355,12 @@ class Checker {
                                           output.path.string(), "; choose another file for one of them"));
       return;
     }
+  }
+
+  bool is_folder(const std::filesystem::path& path) const {
+    std::error_code error;
+    return std::filesystem::is_directory(path, error) ||
+           (!path.empty() && whole_path(path) == whole_path(config_.output.directory));
   }
 
   static std::filesystem::path whole_path(const std::filesystem::path& path) {
@@ -359,6 +393,11 @@ class Checker {
 void check_config(Subcommand subcommand, const Config& config, const KeyOrigins& origins,
                   ConfigFaults& faults) {
   Checker(subcommand, config, origins, faults).run();
+}
+
+void check_places(Subcommand subcommand, const Config& config, const std::filesystem::path& config_file,
+                  const KeyOrigins& origins, ConfigFaults& faults) {
+  Checker(subcommand, config, origins, faults).run_places(config_file);
 }
 
 }  // namespace longhalo

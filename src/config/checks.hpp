@@ -1,6 +1,7 @@
 // Faults that no single value shows: missing keys of a subcommand, and values that cannot go together.
 #pragma once
 
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
@@ -20,5 +21,10 @@ struct KeyOrigins {
 
 void check_config(Subcommand subcommand, const Config& config, const KeyOrigins& origins,
                   ConfigFaults& faults);
+
+/// What takes a look at files: whether the job would write over what it reads, or over its own output.
+/// `config_file` is empty where there is none.
+void check_places(Subcommand subcommand, const Config& config, const std::filesystem::path& config_file,
+                  const KeyOrigins& origins, ConfigFaults& faults);
 
 }  // namespace longhalo

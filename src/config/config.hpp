@@ -214,6 +214,10 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
+/// Whether the places that a config names are looked at, for what the job would spoil there. It takes a look
+/// at files, so one process does it for all.
+enum class LookAtPlaces { kNo, kYes };
+
 /// Where values come from; a later member beats an earlier one.
 struct ConfigSources {
   std::optional<std::filesystem::path> file;
@@ -221,6 +225,7 @@ struct ConfigSources {
   std::vector<std::string> overrides;                            // "attention.window=4096", as after --set
   /// Asked while a file that is a pipe gives nothing; StopRequest is thrown when it says yes.
   std::function<bool()> asked_to_stop = nullptr;
+  LookAtPlaces look_at_places = LookAtPlaces::kYes;
 };
 
 /// The variables of this process that begin with LONGHALO_. Of these load_config() reads the ones with a
@@ -232,7 +237,8 @@ std::vector<std::pair<std::string, std::string>> config_environment();
 /// (file:line:column, variable, or --set) and, for an unknown key, the nearest known one.
 Config load_config(Subcommand subcommand, const ConfigSources& sources);
 
-/// The same for YAML text, such as dump_yaml() of another rank. `name` stands for the file in messages.
+/// The same for YAML text, such as dump_yaml() of another rank, which has looked at its places. `name` stands
+/// for the file in messages.
 Config load_config_text(Subcommand subcommand, std::string_view yaml, std::string_view name);
 
 /// The effective config with every key; loads again to an equal Config.

@@ -67,9 +67,12 @@ class Loader {
     apply_value(assignment.substr(0, equals), assignment.substr(equals + 1), source);
   }
 
-  Config finish(Subcommand subcommand) {
+  /// `config_file` is empty where there is none.
+  Config finish(Subcommand subcommand, LookAtPlaces look, const std::filesystem::path& config_file) {
     // What an unreadable source would have set is not missing.
     if (!unread_) check_config(subcommand, config_, origins_, faults_);
+    if (!unread_ && look == LookAtPlaces::kYes)
+      check_places(subcommand, config_, config_file, origins_, faults_);
     faults_.raise(origins_.config_name);
     return std::move(config_);
   }
@@ -184,13 +187,13 @@ Config load_config(Subcommand subcommand, const ConfigSources& sources) {
   }
   for (const std::string& assignment : sources.overrides)
     loader.apply_override(assignment);
-  return loader.finish(subcommand);
+  return loader.finish(subcommand, sources.look_at_places, sources.file.value_or(""));
 }
 
 Config load_config_text(Subcommand subcommand, std::string_view yaml, std::string_view name) {
   Loader loader{std::string(name)};
   loader.apply_text(yaml, {ValueSource::Kind::kFile, std::string(name)});
-  return loader.finish(subcommand);
+  return loader.finish(subcommand, LookAtPlaces::kNo, {});
 }
 
 std::string prometheus_path(const Config& config) {

@@ -207,6 +207,17 @@ class BadOutput(Case):
         self.assert_refused(self.infer(self.config(run={"log": str(log)}, output={"if_exists": "replace"})), log)
         self.assertEqual(files_below(self.out), before)
 
+    def test_log_in_place_of_what_is_read(self):
+        """A model's file, a folder, a link that leads nowhere: said once, before anything is made."""
+        nowhere = self.dir / "link"
+        nowhere.symlink_to(self.dir / "none" / "log.jsonl")
+        model = shared_model() / "config.json"
+        before = model.read_bytes()
+        for log, words in ((model, "model.path"), (self.dir, "is a folder"), (nowhere, "leads nowhere")):
+            self.assert_refused(self.infer(self.config(run={"log": str(log)})), "run.log", log, words)
+        self.assertEqual(model.read_bytes(), before)
+        self.assertFalse(self.out.exists())
+
     def test_another_job_at_work(self):
         """Two jobs on one folder: the second is refused, the first does not notice."""
         config = self.config(generate={"max_new_tokens": 1000000}, tasks=["generate"])

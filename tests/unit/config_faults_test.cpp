@@ -197,8 +197,9 @@ TEST(ConfigFaults, AttentionThatCannotBe) {
 
 // The parts of `yaml` that name what the job writes; the rest is a job that is well.
 std::string faults_of_outputs(Subcommand subcommand, const std::string& yaml) {
-  return message_of(subcommand,
-                    "model: {path: m}\ninput: {documents: [d.txt, in/e.txt]}\ntasks: [score]\n" + yaml);
+  const TemporaryFile file("model: {path: m}\ninput: {documents: [d.txt, in/e.txt]}\ntasks: [score]\n" +
+                           yaml);
+  return message_of(subcommand, ConfigSources{file.path(), {}, {}});
 }
 
 TEST(ConfigFaults, AFileOfTwoKeys) {
@@ -224,7 +225,11 @@ TEST(ConfigFaults, AFileOfTwoKeys) {
         {Subcommand::kTrain, "output: {directory: out}\ntelemetry: {prometheus: in/../in/e.txt}",
          "telemetry.prometheus", "input.documents", "in/../in/e.txt"},
         {Subcommand::kInfer, "output: {directory: out}\ntelemetry: {prometheus: x}\nrun: {log: x}",
-         "telemetry.prometheus", "run.log", "x"}})
+         "telemetry.prometheus", "run.log", "x"},
+        {Subcommand::kInfer, "output: {directory: out}\nrun: {log: m/tokenizer.json}", "run.log",
+         "model.path", "m/tokenizer.json"},
+        {Subcommand::kTrain, "output: {directory: out}\ntelemetry: {prometheus: m/a.safetensors}",
+         "telemetry.prometheus", "model.path", "m/a.safetensors"}})
     EXPECT_TRUE(holds(faults_of_outputs(subcommand, yaml),
                       text(key, " and ", other, " would both have ", path, "; choose another file")))
         << yaml;
@@ -234,10 +239,47 @@ TEST(ConfigFaults, FilesOfOneKeyEach) {
   for (const char* yaml :
        {"output: {directory: out}", "output: {directory: out}\nrun: {log: out/results.log}",
         "output: {directory: out}\nrun: {log: out/modelled}",
-        "output: {directory: out}\nrun: {log: results.jsonl}",
+        "output: {directory: out}\nrun: {log: results.jsonl}", "output: {directory: m/out}",
+        "output: {directory: out}\nrun: {log: m/log.jsonl}",
+        "output: {directory: out}\nrun: {log: config.json}",
         "output: {directory: out}\nrun: {log: /dev/null}\ntelemetry: {prometheus: /dev/null}"})
     for (const Subcommand subcommand : {Subcommand::kInfer, Subcommand::kTrain})
       EXPECT_EQ(faults_of_outputs(subcommand, yaml), "") << yaml;
+}
+
+TEST(ConfigFaults, OutputsThatAreTheConfigItselfAFolderOrALinkToNowhere) {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path();
+  for (const char* key : {"run.log", "telemetry.prometheus"}) {
+    const TemporaryFile file(
+        "model: {path: m}\ninput: {documents: [d]}\ntasks: [score]\noutput: {directory: out}\n");
+    const auto with = [&](const std::filesystem::path& value) {
+      return message_of(Subcommand::kInfer, ConfigSources{file.path(), {}, {text(key, "=", value.string())}});
+    };
+    EXPECT_TRUE(holds(with(file.path()), text(key, " and --config would both have ", file.path().string())));
+    for (const std::filesystem::path& place :
+         {folder, std::filesystem::path("out"), std::filesystem::path("./out")}) {
+      const std::string message = with(place);
+      EXPECT_TRUE(holds(message, text(key, ": ", place.string(), " is a folder; name a file")));
+      EXPECT_EQ(count_faults(message), 1) << message;
+    }
+    const std::string link = file.path().string() + ".link";
+    for (const char* target : {"nowhere/log.jsonl", "not_yet.jsonl"}) {
+      std::filesystem::create_symlink(target, link);
+      EXPECT_TRUE(holds(with(link), text(key, ": ", link, " is a link that leads nowhere; name a file")));
+      std::filesystem::remove(link);
+    }
+    EXPECT_EQ(with(file.path().string() + ".log"), "");
+  }
+}
+
+// Rank 0 has looked when others get what it found well.
+TEST(ConfigFaults, PlacesAreLookedAtOnce) {
+  const TemporaryFile file(
+      "model: {path: m}\ninput: {documents: [d]}\ntasks: [score]\noutput: {directory: out}\nrun: {log: d}\n");
+  ConfigSources sources{file.path(), {}, {}};
+  EXPECT_TRUE(holds(message_of(Subcommand::kInfer, sources), "run.log and input.documents"));
+  sources.look_at_places = LookAtPlaces::kNo;
+  EXPECT_EQ(message_of(Subcommand::kInfer, sources), "");
 }
 
 TEST(ConfigFaults, BandsThatCannotBe) {
