@@ -121,12 +121,12 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
       pattern_(attention_pattern(config)) {
   shape_ = agreed_model(session, config).shape;
   data_ = std::make_unique<TrainingData>(session, config, shape_.vocabulary);
-  prepare_output();
   engine_ = make_training_engine(session, config, shape_, pattern_);
-  log_ = open_job_log(session, config, "train", threads_, computing_of(*engine_));
   plan_ = plan_training_job(session, config, *engine_, train_.sequence_tokens, train_.accumulation,
                             Scratch::kClear);
   session.together([&] { plan_.require(); });
+  prepare_output();  // after what cannot be: a refused job leaves no folder behind
+  log_ = open_job_log(session, config, "train", threads_, computing_of(*engine_));
   if (session.is_root()) log_info(plan_.describe());
   begin_engine();
   settings_ = TrainingSettings::of(config, pattern_.describe(), fingerprint_of(engine_->parameters()),

@@ -50,6 +50,11 @@ class TrainingCase(Case):
 class Train(TrainingCase):
     """What a run does and leaves."""
 
+    def test_a_gpu_that_is_not_there(self):
+        run = self.train(self.training(), "--set", "run.device=cuda", environment={"CUDA_VISIBLE_DEVICES": ""})
+        self.assert_refused(run, "run.device is cuda, but there is no GPU")
+        self.assertFalse(self.out.exists(), "nothing is made for a job that cannot be")
+
     def test_learns_and_leaves_a_model(self):
         run = self.train(self.training())
         self.assertEqual(run.code, 0, run.err)
