@@ -253,6 +253,7 @@ TrainingPlan plan_training(const TrainingTask& task, const TrainingBudget& budge
       plan.host_items.push_back({kept, rest});
   }
   plan.disk_bytes = use.disk;
+  plan.checkpoint_bytes = memory.checkpoint;
   const Recompute again = plan.place == ActivationPlace::kOff ? Recompute::kNo : Recompute::kYes;
   plan.seconds = static_cast<double>(task.sequences) *
                  training_flops(task.shape, task.pattern, task.tokens, again, task.every).all() / matmul_rate;
@@ -297,9 +298,16 @@ std::string TrainingPlan::table() const {
     row("host memory: " + item.name, item.bytes, "");
   if (!host_items.empty())
     row("host memory in all", host_bytes(), text("of ", megabytes(budget.host_bytes), " for each rank"));
-  row("disk", disk_bytes,
+  row("disk: activations", disk_bytes,
       disk_bytes > 0 ? text("of ", megabytes(budget.scratch_bytes), " in ", budget.scratch, " for each rank")
                      : "");
+  if (task.checkpoints > 0)
+    row("disk: job checkpoints", task.checkpoints * checkpoint_bytes,
+        text(task.checkpoints, " of ", megabytes(checkpoint_bytes),
+             ", the one being written included, of all ranks together, in ", budget.checkpoints,
+             budget.checkpoint_bytes < 0
+                 ? ""
+                 : text(", which has ", megabytes(budget.checkpoint_bytes), " free")));
   out << "  activations: " << name_of(place) << ", every " << task.every << " (" << why << ")\n"
       << "  a step takes about " << duration_text(seconds)
       << " or more: its matrix products, what is computed again included, at the rate measured now\n";

@@ -25,6 +25,8 @@ struct TrainingBudget {
   int64_t host_bytes = 0;     // then: page-locked memory of the host
   int64_t scratch_bytes = 0;  // of the folder for nvme
   std::string scratch;
+  int64_t checkpoint_bytes = 0;  // free where job checkpoints go, for all ranks; -1: not known
+  std::string checkpoints;       // that folder
 };
 
 /// What is to be trained, and how.
@@ -37,6 +39,7 @@ struct TrainingTask {
   int64_t tile = 0;
   ActivationSetting store = ActivationSetting::kAuto;
   double every = 1;
+  int64_t checkpoints = 0;  // job checkpoints that are on the disk at once, the one being written included
 };
 
 /// Buffers between the computing rank and the file, in host memory: a layer's input fits where it is not too
@@ -57,7 +60,8 @@ struct TrainingPlan {
   std::string why;                     // this place
   std::vector<MemoryItem> items;       // where the rank computes
   std::vector<MemoryItem> host_items;  // beside them, where the device has memory of its own
-  int64_t disk_bytes = 0;              // of a rank
+  int64_t disk_bytes = 0;              // of a rank, for activations
+  int64_t checkpoint_bytes = 0;        // of one job checkpoint, over all ranks
   double matmul_rate = 0;              // FLOP/s of all ranks together, measured
   double seconds = 0;                  // a step's products at that rate
   std::string fault, remedy;           // why it does not fit and what would; empty where it fits

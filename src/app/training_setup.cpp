@@ -28,6 +28,9 @@ TrainingBudget budget_of(const MpiSession& session, const Config& config, const 
   budget.has_own_host = engine.has_own_memory();
   if (budget.has_own_host)
     budget.host_bytes = least_of_ranks(session, available_host_bytes() / session.local_ranks());
+  const std::filesystem::path checkpoints = std::filesystem::path(config.output.directory) / "checkpoints";
+  budget.checkpoints = checkpoints.string();
+  budget.checkpoint_bytes = free_bytes(checkpoints);
   const std::filesystem::path directory = activations_directory(config);
   budget.scratch = directory.string();
   const bool may_use_disk = config.activations.store == ActivationSetting::kNvme ||
@@ -69,6 +72,7 @@ TrainingPlan plan_training_job(const MpiSession& session, const Config& config, 
   task.tile = config.run.token_tile > 0 ? config.run.token_tile : engine.default_tile();
   task.store = config.activations.store;
   task.every = config.activations.every;
+  if (checkpoints == Checkpoints::kYes) task.checkpoints = config.train.checkpoint_keep + 1;
   const TrainingBudget budget = budget_of(session, config, engine, scratch);
   const MemoryOfStep memory_of = [&](const ShardPlan& shards, int64_t tile, double every) {
     TrainingMemory memory = engine.memory(shards, tile, every);

@@ -88,6 +88,9 @@ TrainingMemory device_training_memory(const ModelConfig& config, const Attention
       // The fastest way is looked for while all else is there; sums go to scratch meanwhile.
       {"choosing matrix products", std::max(embedding, 2 * c.ffn * c.hidden) * kFloat},
       {"logits of the loss", loss_rows * (c.vocabulary * (kFloat + kBf16) + 2 * c.hidden * kBf16 + 8)}};
+  // Vectors are fp32 in the files, too.
+  const int64_t in_fp32 = c.layers * vectors + c.hidden;
+  memory.checkpoint = parameters * (kBf16 + 3 * kFloat) + in_fp32 * (kFloat - kBf16);
   memory.layer_input = stream;
   const KeptLayers kept(c.layers, every);
   memory.stored = kept.count() * stream;

@@ -71,6 +71,7 @@ TrainingMemory training_memory(const ModelConfig& config, const AttentionPattern
       {"logits of the loss",
        std::min(n, std::max(kLossTileRows, kLossTileBytes / kFloat / c.vocabulary)) * c.vocabulary * kFloat}};
   memory.everything = c.layers * (stream + keys + LayerActivations::bytes(c, most.tokens));
+  memory.checkpoint = parameters * 4 * kFloat;
   memory.layer_input = stream;
   const KeptLayers kept(c.layers, every);
   memory.stored = kept.count() * stream;

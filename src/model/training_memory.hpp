@@ -22,6 +22,7 @@ struct TrainingMemory {
   int64_t stored = 0;       // with a store: what it holds, the inputs of every k-th layer
   int64_t layer_input = 0;  // one of them
   int64_t group = 0;        // with a store: inputs that are alive while a group of layers goes backward
+  int64_t checkpoint = 0;   // of a job checkpoint on the disk, over all ranks: weights and optimizer's state
   int64_t arriving = 0;     // with a store that is not on the device: inputs on their way back, there
 
   int64_t fixed_bytes() const;

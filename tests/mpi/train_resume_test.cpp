@@ -8,6 +8,7 @@
 #include "../storage/scratch.hpp"
 #include "kernels/matmul/matmul.hpp"
 #include "model/trainer.hpp"
+#include "model/training_memory.hpp"
 #include "model/training_snapshot.hpp"
 #include "storage/checkpoint_restore.hpp"
 #include "support/mpi_main.hpp"
@@ -174,6 +175,25 @@ TEST(TrainingSnapshot, IsOfItsMoment) {
   EXPECT_TRUE(std::equal(read_back.layers[1].down.span().begin(), read_back.layers[1].down.span().end(),
                          other.layers[1].down.span().begin()));
   EXPECT_EQ(flat(weights), std::vector<float>(before.size(), 99));
+}
+
+// What a plan says of the disk is what all ranks' parts and the weights take.
+TEST(TrainingSnapshot, TakesWhatThePlanSays) {
+  const SharedFolder folder;
+  const AttentionPattern pattern = AttentionPattern::window_and_landmarks(9, 4);
+  for (const bool tied : {true, false}) {
+    ModelConfig config = tiny_model(1).config;
+    config.tied_embeddings = tied;
+    Weights weights = small_model(config, 1, 1), gradients = zeros_like(weights);
+    ShardedOptimizer optimizer(session(), weights, gradients, {}, 64);
+    CheckpointWriter writer(folder.path(), agreement_of(session()));
+    const TrainingSnapshot snapshot = snapshot_of(weights, optimizer, writer);
+    int64_t bytes = sum_over_ranks(session(), bytes_of(snapshot.optimizer()));
+    for (const NamedTensor& tensor : snapshot.weights())
+      bytes += static_cast<int64_t>(tensor.bytes.size());
+    const ShardPlan shards(41, session().ranks(), 4);
+    EXPECT_EQ(training_memory(weights.config, pattern, shards, 6, 1).checkpoint, bytes) << tied;
+  }
 }
 
 TEST(TrainingSnapshot, OfAnotherModelIsRefusedByAll) {

@@ -82,6 +82,25 @@ TEST(TrainingPlan, ItemsAreWhatTrainingAllocates) {
                                                  LayerActivations::bytes(task.shape, plan.tokens_per_rank)));
   EXPECT_EQ(plan.place, ActivationPlace::kOff);
   EXPECT_EQ(plan.disk_bytes, 0);
+  EXPECT_EQ(plan.checkpoint_bytes, elements * 16) << "weights, master weights, two moments";
+}
+
+TEST(TrainingPlan, TableSaysWhereJobCheckpointsGo) {
+  TrainingTask task = small_task();
+  task.shape.hidden = 1024;
+  TrainingBudget budget = budget_of(kMuch, 0);
+  budget.checkpoints = "/out/checkpoints";
+  budget.checkpoint_bytes = 5'000'000'000;
+  EXPECT_EQ(plan_of(task, budget).table().find("job checkpoints"), std::string::npos) << "none are written";
+  task.checkpoints = 3;
+  const TrainingPlan plan = plan_of(task, budget);
+  const int64_t one = plan.checkpoint_bytes / 1'000'000, all = 3 * plan.checkpoint_bytes / 1'000'000;
+  ASSERT_GT(one, 50);
+  const std::string table = plan.table();
+  EXPECT_NE(table.find(text(all, " MB  3 of ", one, " MB, the one being written included")),
+            std::string::npos)
+      << table;
+  EXPECT_NE(table.find("in /out/checkpoints, which has 5000 MB free\n"), std::string::npos) << table;
 }
 
 TEST(TrainingPlan, AutoTakesTheFirstPlaceWithRoom) {
