@@ -136,6 +136,14 @@ void refuse_shared_link(const fs::path& path) {
   }
 }
 
+void require_folder(const fs::path& folder, std::string_view what, std::string_view remedy) {
+  // The dot: a file does not do.
+  if (::faccessat(AT_FDCWD, (folder / ".").c_str(), X_OK, AT_EACCESS) == 0) return;
+  const int error = errno;
+  throw UserError(text(what, " cannot be opened: ", std::strerror(error)), folder.string(),
+                  text(remedy, error == ENOENT ? start_of_relative(folder) : ""));
+}
+
 void make_directory(const fs::path& directory, std::string_view what, std::string_view remedy) {
   refuse_shared_link(directory);
   std::error_code error, ignored;

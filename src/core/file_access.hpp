@@ -32,6 +32,10 @@ std::string read_stream(const std::filesystem::path& file, int64_t most_bytes,
 /// a file or folder is made at `path`.
 void refuse_shared_link(const std::filesystem::path& path);
 
+/// Throws UserError, with the system's reason, unless `folder` is one that may be entered: `what` ("the
+/// model's folder") cannot be opened, and `remedy`.
+void require_folder(const std::filesystem::path& folder, std::string_view what, std::string_view remedy);
+
 /// Makes a folder and what is missing above it, through no such link. Throws UserError: `what` ("the output
 /// folder") cannot be made, and `remedy`.
 void make_directory(const std::filesystem::path& directory, std::string_view what, std::string_view remedy);

@@ -16,11 +16,6 @@ constexpr const char* kSupported =
     "LongHalo reads Llama-family models: LlamaForCausalLM with SiLU, RMSNorm, no biases";
 
 Json read_json(const std::filesystem::path& path) {
-  std::error_code ignored;
-  if (!std::filesystem::is_regular_file(path, ignored))
-    throw UserError("a model file cannot be read", path.string(),
-                    "model.path must be a Hugging Face model directory with config.json and *.safetensors" +
-                        start_of_relative(path));
   try {
     Json json = Json::parse(read_json_text(path, kMostBytes));
     if (!json.is_object())
@@ -141,6 +136,8 @@ int64_t ModelConfig::parameters() const {
 }
 
 ModelConfig read_model_config(const std::filesystem::path& model_directory) {
+  require_folder(model_directory, "the model's folder",
+                 "model.path must be a Hugging Face model directory with config.json and *.safetensors");
   const std::filesystem::path path = model_directory / "config.json";
   const Json json = read_json(path);
   const Keys keys(json, path.string());

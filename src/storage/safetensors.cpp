@@ -258,11 +258,8 @@ ModelWeights::ModelWeights(const fs::path& directory) {
   const fs::path single = directory / "model.safetensors";
   const fs::path index = directory / "model.safetensors.index.json";
   std::error_code error;
-  if (!fs::is_directory(directory, error)) {
-    throw UserError("the model directory does not exist or is not a folder", directory.string(),
-                    "name a Hugging Face model directory (config.json, *.safetensors, tokenizer.json)" +
-                        start_of_relative(directory));
-  }
+  require_folder(directory, "the model's folder",
+                 "name a Hugging Face model directory (config.json, *.safetensors, tokenizer.json)");
   if (fs::exists(single, error)) {
     source_ = single;
     files_.push_back(std::make_unique<SafetensorsFile>(single));

@@ -38,6 +38,9 @@ std::filesystem::path tokenizer_file(const std::filesystem::path& model_director
 }
 
 std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& model_directory) {
+  require_folder(model_directory, "the folder of the tokenizer",
+                 "correct model.path, or fetch the model (scripts/fetch_model.py fetches the one that the "
+                 "examples use)");
   const auto sentencepiece = model_directory / "tokenizer.model";
   const auto bpe = model_directory / "tokenizer.json";
   const bool has_bpe = std::filesystem::is_regular_file(bpe);
@@ -55,13 +58,6 @@ std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& model_di
 #else
     left_out(bpe, "PCRE2", "libpcre2-dev");
 #endif
-  }
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(model_directory, ignored)) {
-    throw UserError("the folder of the tokenizer is not there", model_directory.string(),
-                    "correct model.path, or fetch the model (scripts/fetch_model.py fetches the one that the "
-                    "examples use)" +
-                        start_of_relative(model_directory));
   }
   throw UserError("the model has neither tokenizer.json nor tokenizer.model", model_directory.string(),
                   "give the folder of a complete Hugging Face model");

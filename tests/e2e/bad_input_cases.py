@@ -190,7 +190,11 @@ class BadModel(Case):
         self.refuse(self.config(model={"path": str(model)}), model / "config.json")
 
     def test_no_model(self):
-        self.refuse(self.config(model={"path": str(self.dir / "nowhere")}), self.dir / "nowhere")
+        self.refuse(self.config(model={"path": str(self.dir / "nowhere")}), self.dir / "nowhere",
+                    "the model's folder cannot be opened: No such file or directory")
+
+    def test_model_that_is_a_file(self):
+        self.refuse(self.config(model={"path": str(self.document)}), "cannot be opened: Not a directory")
 
     def test_config_no_json(self):
         model = self.own_model()

@@ -17,6 +17,7 @@ namespace longhalo {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AsNobody;
 using testing::expect_user_error;
 using testing::ScratchFolder;
 using testing::write_text;
@@ -90,6 +91,22 @@ TEST(JsonDepth, CountsBracketsOutsideStrings) {
   EXPECT_EQ(json_depth(R"({"a":[1,{"b":2}],"c":[]})"), 3);
   EXPECT_EQ(json_depth(R"(["[[[", "\"[[", "\\", ["{"]])"), 2);
   EXPECT_EQ(json_depth("[[["), 3);
+}
+
+TEST(RequireFolder, SaysWhyItCannotBeEntered) {
+  const ScratchFolder folder;
+  write_text(folder / "file", "text");
+  require_folder(folder.path(), "the folder", "look");
+  require_folder(".", "the folder", "look");
+  expect_user_error([&] { require_folder(folder / "none", "the folder", "look"); },
+                    {"the folder cannot be opened: No such file or directory", "none", "look"});
+  expect_user_error([&] { require_folder("none", "the folder", "look"); }, {"this relative path starts at"});
+  expect_user_error([&] { require_folder(folder / "file", "the folder", "look"); }, {"Not a directory"});
+  fs::create_directory(folder / "shut");
+  fs::permissions(folder / "shut", fs::perms::none);
+  fs::permissions(folder.path(), fs::perms::others_exec, fs::perm_options::add);
+  const AsNobody nobody;
+  expect_user_error([&] { require_folder(folder / "shut", "the folder", "look"); }, {"Permission denied"});
 }
 
 class SharedLink : public ::testing::Test {
