@@ -39,30 +39,55 @@ std::string plain(std::string_view name) {
 }
 
 // Making a folder and locking it takes two calls; while another process looks for dead folders it must not
-// see one between them. Returns no descriptor where the file system knows no locks. Every user has a lock of
-// his own: he could not remove the folders of others anyway.
-FileDescriptor lock_directory(const fs::path& directory) {
-  const fs::path file = directory / text(".longhalo-activations.", ::geteuid(), ".lock");
-  refuse_shared_link(file);
-  FileDescriptor lock(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock.is_open()) throw_write_error(errno, file, 4096);
-  const Stopwatch waited;
-  while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EINTR) continue;
-    if (errno != EWOULDBLOCK) {
-      log_warning(text(file.string(), " cannot be locked: ", std::strerror(errno),
-                       "; folders that killed jobs leave there will have to be removed by hand"));
-      return {};
-    }
-    if (waited.seconds() > kPatienceSeconds) {
-      throw UserError(text("another process has held this lock for ", kPatienceSeconds, " seconds"),
-                      file.string(),
-                      "end the process that holds it (fuser shows which), or choose another folder");
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+// see one between them. Holds nothing where the file system knows no locks. Every user has a lock of his own:
+// he could not remove the folders of others anyway. The file goes with the lock.
+class DirectoryLock {
+ public:
+  explicit DirectoryLock(const fs::path& directory)
+      : file_(directory / text(".longhalo-activations.", ::geteuid(), ".lock")) {
+    refuse_shared_link(file_);
+    const Stopwatch waited;
+    // One that is locked, but was removed by its holder before, is not the one that others find.
+    do {
+      lock_ = FileDescriptor(::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+      if (!lock_.is_open()) throw_write_error(errno, file_, 4096);
+      wait_for_lock(waited);
+    } while (is_held_ && !is_in_place());
   }
-  return lock;
-}
+  ~DirectoryLock() { ::unlink(file_.c_str()); }
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+  bool is_held() const { return is_held_; }
+
+ private:
+  void wait_for_lock(const Stopwatch& waited) {
+    while (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK) {
+        log_warning(text(file_.string(), " cannot be locked: ", std::strerror(errno),
+                         "; folders that killed jobs leave there will have to be removed by hand"));
+        return;
+      }
+      if (waited.seconds() > kPatienceSeconds) {
+        throw UserError(text("another process has held this lock for ", kPatienceSeconds, " seconds"),
+                        file_.string(),
+                        "end the process that holds it (fuser shows which), or choose another folder");
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    is_held_ = true;
+  }
+  bool is_in_place() const {
+    struct stat ours {};
+    struct stat current {};
+    return ::fstat(lock_.get(), &ours) == 0 && ::lstat(file_.c_str(), &current) == 0 &&
+           ours.st_ino == current.st_ino && ours.st_dev == current.st_dev;
+  }
+
+  fs::path file_;
+  FileDescriptor lock_;
+  bool is_held_ = false;
+};
 
 bool is_dead(const fs::path& folder) {
   struct stat status {};
@@ -112,8 +137,8 @@ JobScratch::JobScratch(const fs::path& directory, std::string_view job, int rank
   static std::atomic<int> counter{0};
   make_directory(directory, "the folder for activations",
                  "set activations.directory to a folder on node-local scratch");
-  const FileDescriptor directory_lock = lock_directory(directory);
-  if (directory_lock.is_open()) remove_dead(directory);
+  const DirectoryLock directory_lock(directory);
+  if (directory_lock.is_held()) remove_dead(directory);
   path_ = directory /
           text(kPrefix, plain(host_name()), "@", plain(job), "@rank", rank, "@", ::getpid(), "-", counter++);
   if (::mkdir(path_.c_str(), 0700) != 0) throw_file_error(errno, "make", path_);
@@ -124,15 +149,15 @@ JobScratch::JobScratch(const fs::path& directory, std::string_view job, int rank
     ::rmdir(path_.c_str());
     throw_write_error(error, file, 4096);
   }
-  // Where locks are not known, lock_directory() has said so; nobody else can take ours for dead there.
+  // Where locks are not known, DirectoryLock has said so; nobody else can take ours for dead there.
   ::flock(alive_.get(), LOCK_EX | LOCK_NB);
 }
 
 void JobScratch::clear_dead(const fs::path& directory) {
   std::error_code ignored;
   if (!fs::is_directory(directory, ignored)) return;
-  const FileDescriptor lock = lock_directory(directory);
-  if (lock.is_open()) remove_dead(directory);
+  const DirectoryLock lock(directory);
+  if (lock.is_held()) remove_dead(directory);
 }
 
 JobScratch::~JobScratch() {

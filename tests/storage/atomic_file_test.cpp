@@ -7,11 +7,13 @@
 
 #include <random>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "scratch.hpp"
 #include "storage/checksum.hpp"
 #include "storage/folder_lock.hpp"
+#include "storage/job_scratch.hpp"
 #include "storage/posix.hpp"
 #include "storage/report_file.hpp"
 #include "storage/sha256.hpp"
@@ -155,6 +157,19 @@ TEST(AtomicFile, NothingTakesThePlaceOfAnOpenFile) {
   write_file_atomically(folder / "plain", "new");
   EXPECT_EQ(read_text(folder / "plain"), "new");
   EXPECT_EQ(read_text(folder / "file"), "old");
+}
+
+// Each takes the lock of the folder, whose file the holder before may just have removed.
+TEST(JobScratch, ManyAtOnceAreOfTheirOwnAndLeaveNothing) {
+  const ScratchFolder folder;
+  std::vector<std::jthread> makers;
+  for (int thread = 0; thread < 8; ++thread)
+    makers.emplace_back([&] {
+      for (int i = 0; i < 20; ++i)
+        EXPECT_TRUE(std::filesystem::is_directory(JobScratch(folder.path(), "job", 0).path()));
+    });
+  makers.clear();
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 // An earlier report, whichever command's, makes way for a new one; nothing else does.
