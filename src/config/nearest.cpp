@@ -43,11 +43,12 @@ std::optional<std::string> nearest_key(std::string_view path, const std::vector<
 }
 
 std::optional<std::string> nearest_spelling(std::string_view name, const std::vector<std::string>& known) {
-  constexpr int64_t kMostWrong = 2;
+  constexpr int64_t kMostWrong = 2, kLettersForOneWrong = 6;
   const std::string flat = with_underscores(name);
   std::optional<std::string> best;
-  int64_t least = std::min(kMostWrong, likely_edits(flat)) + 1;
+  int64_t least = std::min(kMostWrong, static_cast<int64_t>(flat.size()) / kLettersForOneWrong) + 1;
   for (const std::string& candidate : known) {
+    if (candidate == flat + 's') return candidate;
     const int64_t wrong = edit_distance(flat, with_underscores(candidate));
     if (wrong >= least) continue;
     least = wrong;

@@ -178,7 +178,8 @@ TEST(ConfigFaults, VariablesThatBelongToSomeoneElse) {
                            "SYNC_LAUNCHES", "CUDA",     "TESTS",      "FUZZ",
                            "SANITIZE",      "PYTHON",   "SOURCE_DIR", "VERSION",
                            "ROOT",          "HOME",     "DIR",        "PATH",
-                           "BASE",          "MODEL",    "SOMETHING",  ""})
+                           "BASE",          "MODEL",    "SOMETHING",  "MASKS",
+                           "TASKED",        "DISKS",    "RUN_ALL",    ""})
     EXPECT_EQ(faults_of_sets({}, {{text("LONGHALO_", name), "4"}}), "") << name;
 }
 
