@@ -86,6 +86,14 @@ std::optional<YAML::Mark> second_document(std::string_view yaml) {
   return starts.last;
 }
 
+// What the shell opens for --config <(...) has such a name, and mpirun and srun do not hand it on to ranks.
+std::string word_on_pipe(const std::filesystem::path& path) {
+  const std::string name = path.string();
+  if (!name.starts_with("/dev/fd/") && !name.starts_with("/proc/self/fd/")) return {};
+  return "; ranks do not inherit what the shell opened for mpirun or srun, such as <(...): write a file, or "
+         "pipe it into the launcher and give --config /dev/stdin, which rank 0 reads";
+}
+
 }  // namespace
 
 std::optional<std::string> read_config_file(const std::filesystem::path& path, ConfigFaults& faults,
@@ -93,12 +101,16 @@ std::optional<std::string> read_config_file(const std::filesystem::path& path, C
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   if (status.type() == std::filesystem::file_type::not_found) {
-    faults.add(path.string(), "there is no such config file" + start_of_relative(path));
+    faults.add(path.string(), "there is no such config file" + start_of_relative(path) + word_on_pipe(path));
     return std::nullopt;
   }
   if (error || status.type() == std::filesystem::file_type::directory) {
     faults.add(path.string(), error ? "the config file cannot be read: " + error.message()
                                     : std::string("is a directory, not a config file"));
+    return std::nullopt;
+  }
+  if (status.type() == std::filesystem::file_type::socket) {
+    faults.add(path.string(), "is a socket, which cannot be read as a file; give a file or a pipe");
     return std::nullopt;
   }
   try {
@@ -107,8 +119,9 @@ std::optional<std::string> read_config_file(const std::filesystem::path& path, C
     faults.add(path.string(), text("is larger than ", kLargestBytes,
                                    " bytes, too large for a config; is it the "
                                    "right file?"));
-  } catch (const UserError&) {
-    faults.add(path.string(), "the config file cannot be read; check its permissions");
+  } catch (const UserError& error) {
+    const std::string words = error.what();
+    faults.add(path.string(), words.substr(0, words.find('\n')));
   }
   return std::nullopt;
 }

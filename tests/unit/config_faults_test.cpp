@@ -1,5 +1,7 @@
 // What a config is refused for, each fault checked for place and remedy, and odd YAML.
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <filesystem>
 
@@ -474,6 +476,17 @@ TEST(ConfigYaml, FilesThatCannotBeRead) {
   EXPECT_TRUE(holds(load(std::filesystem::temp_directory_path()), "is a directory"));
   const TemporaryFile large("# " + std::string(10 << 20, 'x'));
   EXPECT_TRUE(holds(load(large.path()), "too large for a config"));
+  EXPECT_TRUE(holds(load("/dev/fd/987"), "ranks do not inherit what the shell opened"));
+  EXPECT_FALSE(holds(load("/nowhere/x.yaml"), "the shell"));
+}
+
+TEST(ConfigYaml, AFileThatIsASocket) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  EXPECT_TRUE(holds(message_of(Subcommand::kBenchAttention, ConfigSources{text("/dev/fd/", ends[0]), {}, {}}),
+                    "is a socket, which cannot be read as a file"));
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 TEST(ConfigYaml, PlacesInAFileNameItsPath) {
