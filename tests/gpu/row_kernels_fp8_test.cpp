@@ -1,0 +1,250 @@
+// RMSNorm, SwiGLU and rounding to fp8 (e4m3 with a scale a row), against their definitions in fp64.
+#include <span>
+
+#include "kernels/quantize/quantize.hpp"
+#include "row_kernels_problem.hpp"
+
+namespace longhalo::testing {
+namespace {
+
+class RowKernelsFp8 : public GpuTest {};
+
+struct HostRows {
+  std::vector<uint8_t> codes;
+  std::vector<float> scales;
+};
+
+// fp8 results with their guards.
+struct GuardedRows {
+  GuardedRows(const RowShape& shape, cudaStream_t stream)
+      : values(shape.n * shape.width, stream), scales(shape.n, stream) {}
+  Fp8Rows rows() { return {values.data(), scales.data()}; }
+  void poison() { values.poison(), scales.poison(); }
+  HostRows host() {
+    HostRows host{{}, scales.values()};
+    for (Fp8E4M3 value : values.values())
+      host.codes.push_back(value.bits);
+    return host;
+  }
+  Guarded<Fp8E4M3> values;
+  Guarded<float> scales;
+};
+
+double e4m3_value(uint8_t code) {
+  const int exponent = code >> 3 & 15, fraction = code & 7;
+  const double magnitude =
+      exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);  // bias 7, 3 bits
+  if ((code & 0x7f) == 0x7f) return kNan;
+  return (code & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+// The nearest of all e4m3 numbers, the even code of two as near; beyond the largest, the largest.
+uint8_t e4m3_code(float x) {
+  if (std::isnan(x)) return 0x7f;
+  static const std::vector<double> values = [] {
+    std::vector<double> all;
+    for (int code = 0; code < 0x7f; ++code)
+      all.push_back(e4m3_value(static_cast<uint8_t>(code)));
+    return all;
+  }();
+  const double magnitude = std::abs(static_cast<double>(x));
+  const auto above = std::lower_bound(values.begin(), values.end(), magnitude);
+  auto code = static_cast<int>(above - values.begin());
+  if (above == values.end()) {
+    code = 0x7e;
+  } else if (code > 0) {
+    const double up = *above - magnitude, down = magnitude - values[static_cast<size_t>(code - 1)];
+    if (down < up || (down == up && code % 2 == 1)) --code;
+  }
+  return static_cast<uint8_t>(code | (std::signbit(x) ? 0x80 : 0));
+}
+
+// Values times scales are what `right` says, but for the rounding to e4m3 and `relative` before it; the
+// largest magnitude of a row is stored as 448.
+void expect_rows(const HostRows& got, const RowShape& shape, const std::vector<double>& right,
+                 double relative) {
+  for (int64_t i = 0; i < shape.n; ++i) {
+    const double scale = got.scales[static_cast<size_t>(i)];
+    double largest = 0;
+    int top = 0;
+    for (int64_t c = 0; c < shape.width; ++c) {
+      const auto at = static_cast<size_t>(i * shape.width + c);
+      largest = std::max(largest, std::abs(right[at]));
+      top = std::max(top, got.codes[at] & 0x7f);
+      ASSERT_LE(std::abs(e4m3_value(got.codes[at]) * scale - right[at]),
+                (kE4M3Unit + 2 * relative) * std::abs(right[at]) + kE4M3Least * scale)
+          << "row " << i << ", column " << c;
+    }
+    ASSERT_NEAR(scale, largest / 448, 2 * relative * largest / 448) << "row " << i;
+    ASSERT_EQ(top, largest > 0 ? 0x7e : 0) << "row " << i;
+  }
+}
+
+TEST_F(RowKernelsFp8, RmsnormToFp8) {
+  for (const RowShape& shape : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << "n " << shape.n << ", width " << shape.width);
+    auto x = normal_bf16(shape.n * shape.width, 3, 0.01F);
+    if (shape.n > 1) std::fill_n(x.begin(), shape.width, BFloat16{});  // a row of zeros
+    const auto weight = normal_floats(shape.width, 4);
+    std::vector<double> right(x.size());
+    rmsnorm_reference(shape.n, shape.width, doubles(x).data(), doubles(weight).data(), 1e-6, right.data());
+    Guarded<BFloat16> in(shape.n * shape.width, stream());
+    Guarded<float> w(shape.width, stream());
+    GuardedRows out(shape, stream());
+    in.put(x), w.put(weight);
+    rmsnorm(stream(), shape.n, shape.width, in.data(), w.data(), 1e-6F, out.rows());
+    const HostRows got = out.host();
+    expect_rows(got, shape, right, kRowSum + 8 * kFp32Unit);
+    EXPECT_EQ(got.scales[0] == 0, shape.n > 1);
+    out.poison();
+    rmsnorm(stream(), shape.n, shape.width, in.data(), w.data(), 1e-6F, out.rows());
+    const HostRows again = out.host();
+    expect_same_bits(again.codes, got.codes);
+    expect_same_bits(again.scales, got.scales);
+  }
+}
+
+TEST_F(RowKernelsFp8, SwigluToFp8) {
+  for (const RowShape& shape : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << "n " << shape.n << ", width " << shape.width);
+    const auto gate_up = gates_and_ups(shape);
+    std::vector<double> right(static_cast<size_t>(shape.n * shape.width));
+    swiglu_reference(shape.n, shape.width, doubles(gate_up).data(), right.data());
+    Guarded<BFloat16> in(shape.n * 2 * shape.width, stream());
+    GuardedRows out(shape, stream());
+    in.put(gate_up);
+    swiglu(stream(), shape.n, shape.width, in.data(), out.rows());
+    const HostRows got = out.host();
+    expect_rows(got, shape, right, kSilu);
+    out.poison();
+    swiglu(stream(), shape.n, shape.width, in.data(), out.rows());
+    const HostRows again = out.host();
+    expect_same_bits(again.codes, got.codes);
+    expect_same_bits(again.scales, got.scales);
+  }
+}
+
+TEST_F(RowKernelsFp8, QuantisedRowsAreRoundedToTheNearestE4M3) {
+  for (const RowShape& shape : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << "n " << shape.n << ", width " << shape.width);
+    auto x = normal_bf16(shape.n * shape.width, 6, 20);
+    x[3] = to_bfloat16(1e-4F);  // below e4m3's normal numbers
+    Guarded<BFloat16> in(shape.n * shape.width, stream());
+    GuardedRows out(shape, stream());
+    in.put(x);
+    quantize_rows(stream(), shape.n, shape.width, in.data(), out.rows());
+    const HostRows got = out.host();
+    for (int64_t i = 0; i < shape.n; ++i) {
+      const BFloat16* row = x.data() + i * shape.width;
+      float largest = 0;
+      for (int64_t c = 0; c < shape.width; ++c)
+        largest = std::max(largest, std::abs(to_float(row[c])));
+      ASSERT_EQ(got.scales[static_cast<size_t>(i)], largest / 448);
+      const float inverse = 448 / largest;
+      for (int64_t c = 0; c < shape.width; ++c)
+        ASSERT_EQ(got.codes[static_cast<size_t>(i * shape.width + c)], e4m3_code(to_float(row[c]) * inverse))
+            << "row " << i << ", column " << c << ": " << to_float(row[c]) << " / " << largest / 448;
+    }
+  }
+}
+
+// The squared error of a row in e4m3 with the scale of `step`, in fp64.
+double squared_error(std::span<const BFloat16> row, double largest, int step) {
+  const double scale = largest / 448 * std::exp2(step / 16.0);
+  double sum = 0;
+  for (const BFloat16 x : row) {
+    const double value = to_float(x);
+    const double error = e4m3_value(e4m3_code(static_cast<float>(value / scale))) * scale - value;
+    sum += error * error;
+  }
+  return sum;
+}
+
+TEST_F(RowKernelsFp8, OfSixteenScalesTheOneOfLeastErrorIsTaken) {
+  int64_t others = 0;  // rows whose scale is not that of quantize_rows()
+  for (const RowShape& shape : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << "n " << shape.n << ", width " << shape.width);
+    const auto x = normal_bf16(shape.n * shape.width, 11, 1e-3F);
+    Guarded<BFloat16> in(shape.n * shape.width, stream());
+    GuardedRows out(shape, stream());
+    in.put(x);
+    quantize_rows_least_error(stream(), shape.n, shape.width, in.data(), out.rows());
+    const HostRows got = out.host();
+    for (int64_t i = 0; i < shape.n; ++i) {
+      const auto row =
+          std::span(x).subspan(static_cast<size_t>(i * shape.width), static_cast<size_t>(shape.width));
+      double largest = 0, squares = 0, error = 0;
+      const double scale = got.scales[static_cast<size_t>(i)];
+      for (int64_t c = 0; c < shape.width; ++c) {
+        const double value = to_float(row[static_cast<size_t>(c)]);
+        const double wrong = e4m3_value(got.codes[static_cast<size_t>(i * shape.width + c)]) * scale - value;
+        largest = std::max(largest, std::abs(value));
+        squares += value * value;
+        error += wrong * wrong;
+      }
+      double least = std::numeric_limits<double>::infinity();
+      for (int step = 0; step < 16; ++step)
+        least = std::min(least, squared_error(row, largest, step));
+      // Roundings of the scales, of exp2 (two units) and of the products before e4m3 move each number by 16
+      // units at most, in the kernel's comparison and again in the result; sums err as others over a row do.
+      const double bound = std::sqrt(least) + 32 * kFp32Unit * std::sqrt(squares);
+      ASSERT_LE(error, bound * bound * (1 + 2 * kRowSum)) << "row " << i;
+      const double step = 16 * std::log2(scale / (largest / 448));
+      ASSERT_NEAR(step, std::round(step), 1e-4) << "row " << i;  // 16 units of fp32 are 2e-5 of a step
+      ASSERT_TRUE(step > -0.5 && step < 15.5) << "row " << i << ", step " << step;
+      others += step > 0.5;
+    }
+    out.poison();
+    quantize_rows_least_error(stream(), shape.n, shape.width, in.data(), out.rows());
+    const HostRows again = out.host();
+    expect_same_bits(again.codes, got.codes);
+    expect_same_bits(again.scales, got.scales);
+  }
+  EXPECT_GT(others, 100);  // of 320: chance alone leaves one in sixteen at the first
+}
+
+using ToFp8 = void (*)(StreamHandle, int64_t, int64_t, const BFloat16*, const Fp8Rows&);
+class RoundingToFp8 : public RowKernelsFp8, public ::testing::WithParamInterface<ToFp8> {};
+INSTANTIATE_TEST_SUITE_P(Both, RoundingToFp8,
+                         ::testing::Values(ToFp8{&quantize_rows}, ToFp8{&quantize_rows_least_error}));
+
+TEST_P(RoundingToFp8, HidesNothingThatIsNotFinite) {
+  const RowShape shape{5, 64};
+  auto x = normal_bf16(shape.n * shape.width, 7);
+  const auto row = [&](int64_t i) { return x.begin() + i * shape.width; };
+  std::fill_n(row(0), shape.width, BFloat16{});
+  std::fill_n(row(1), shape.width, to_bfloat16(0x1p-120F));
+  row(2)[9] = to_bfloat16(-kInfinity);
+  row(3)[11] = to_bfloat16(kNan);
+  std::fill_n(row(4), shape.width, to_bfloat16(kNan));
+  Guarded<BFloat16> in(shape.n * shape.width, stream());
+  GuardedRows out(shape, stream());
+  in.put(x);
+  GetParam()(stream(), shape.n, shape.width, in.data(), out.rows());
+  const HostRows got = out.host();
+  for (int64_t i = 0; i < shape.n; ++i) {
+    for (int64_t c = 0; c < shape.width; ++c) {
+      const double value = e4m3_value(got.codes[static_cast<size_t>(i * shape.width + c)]) *
+                           static_cast<double>(got.scales[static_cast<size_t>(i)]);
+      if (i < 2)
+        EXPECT_EQ(value, 0);
+      else
+        EXPECT_EQ(std::isnan(value), i == 2 || i == 4 || c == 11) << "row " << i << ", column " << c;
+    }
+  }
+}
+
+TEST_F(RowKernelsFp8, NoRowsAreNoWork) {
+  Guarded<BFloat16> x(64, stream());
+  Guarded<float> weight(64, stream());
+  GuardedRows rows({1, 64}, stream());
+  rmsnorm(stream(), 0, 64, x.data(), weight.data(), 1e-5F, rows.rows());
+  swiglu(stream(), 0, 32, x.data(), rows.rows());
+  quantize_rows(stream(), 0, 64, x.data(), rows.rows());
+  quantize_rows_least_error(stream(), 0, 64, x.data(), rows.rows());
+  for (uint8_t code : rows.host().codes)
+    EXPECT_EQ(code, 0xff);
+}
+
+}  // namespace
+}  // namespace longhalo::testing
