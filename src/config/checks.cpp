@@ -359,8 +359,9 @@ class Checker {
 
   bool is_folder(const std::filesystem::path& path) const {
     std::error_code error;
+    const std::filesystem::path whole = whole_path(path);  // empty where the way to it is barred
     return std::filesystem::is_directory(path, error) ||
-           (!path.empty() && whole_path(path) == whole_path(config_.output.directory));
+           (!whole.empty() && whole == whole_path(config_.output.directory));
   }
 
   static std::filesystem::path whole_path(const std::filesystem::path& path) {

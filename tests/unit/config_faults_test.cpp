@@ -275,6 +275,22 @@ TEST(ConfigFaults, OutputsThatAreTheConfigItselfAFolderOrALinkToNowhere) {
   }
 }
 
+// A place that nobody can look at is no folder for that; the job says why it cannot be entered.
+TEST(ConfigFaults, OutputsOnABarredWayAreNoFolders) {
+  const TemporaryFile file("model: {path: m}\ninput: {documents: [d]}\ntasks: [score]\n");
+  const std::string loop = file.path().string() + ".loop";
+  std::filesystem::create_symlink(loop, loop);
+  const auto with = [&](std::vector<std::string> sets) {
+    return message_of(Subcommand::kInfer, ConfigSources{file.path(), {}, std::move(sets)});
+  };
+  EXPECT_EQ(with({text("output.directory=", loop, "/out")}), "");
+  EXPECT_EQ(with({text("output.directory=", loop, "/out"), text("run.log=", loop, "/log.jsonl")}), "");
+  const std::string message = with({text("run.log=", loop, "/log.jsonl")});
+  EXPECT_TRUE(holds(message, "output.directory is missing"));
+  EXPECT_EQ(count_faults(message), 1) << message;
+  std::filesystem::remove(loop);
+}
+
 // Rank 0 has looked when others get what it found well.
 TEST(ConfigFaults, PlacesAreLookedAtOnce) {
   const TemporaryFile file(
