@@ -339,7 +339,7 @@ class Checker {
       return;
     }
     const bool exists = fs::exists(output.path, error);
-    if (!exists && fs::is_symlink(output.path, error)) {
+    if (!exists && fs::is_symlink(output.path, error) && !can_be_made(end_of_links(output.path))) {
       fault({output.key},
             text(output.key, ": ", output.path.string(), " is a link that leads nowhere; name a file"));
       return;
@@ -364,9 +364,26 @@ class Checker {
            (!whole.empty() && whole == whole_path(config_.output.directory));
   }
 
+  // Where a file comes to lie that is made at `path`: a link may lead to one that is yet to be made.
+  static std::filesystem::path end_of_links(std::filesystem::path path) {
+    constexpr int kMostLinks = 40;
+    std::error_code error;
+    for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(path, error); ++i) {
+      if (std::filesystem::exists(path, error)) break;
+      path = path.parent_path() / std::filesystem::read_symlink(path, error);
+    }
+    return path;
+  }
+
+  bool can_be_made(const std::filesystem::path& file) const {
+    std::error_code error;
+    return !std::filesystem::is_symlink(file, error) &&
+           is_folder(std::filesystem::absolute(file, error).parent_path());
+  }
+
   static std::filesystem::path whole_path(const std::filesystem::path& path) {
     std::error_code error;
-    const std::filesystem::path whole = std::filesystem::absolute(path, error);
+    const std::filesystem::path whole = std::filesystem::absolute(end_of_links(path), error);
     return path.empty() || error ? std::filesystem::path() : std::filesystem::weakly_canonical(whole, error);
   }
 

@@ -266,12 +266,41 @@ TEST(ConfigFaults, OutputsThatAreTheConfigItselfAFolderOrALinkToNowhere) {
       EXPECT_EQ(count_faults(message), 1) << message;
     }
     const std::string link = file.path().string() + ".link";
-    for (const char* target : {"nowhere/log.jsonl", "not_yet.jsonl"}) {
+    for (const std::string& target : {std::string("nowhere/log.jsonl"), link}) {
       std::filesystem::create_symlink(target, link);
       EXPECT_TRUE(holds(with(link), text(key, ": ", link, " is a link that leads nowhere; name a file")));
       std::filesystem::remove(link);
     }
     EXPECT_EQ(with(file.path().string() + ".log"), "");
+  }
+}
+
+// As on another disk, or where what was there has been cleared away. It counts as the file it leads to.
+TEST(ConfigFaults, OutputsThatAreLinksToAFileYetToBeMade) {
+  namespace fs = std::filesystem;
+  const fs::path start = fs::current_path();
+  for (const char* key : {"run.log", "telemetry.prometheus"}) {
+    const TemporaryFile file("model: {path: m}\ninput: {documents: [d]}\ntasks: [score]\n");
+    const std::string link = file.path().string() + ".link", next = file.path().string() + ".next",
+                      out = file.path().string() + ".out";
+    const auto with = [&](const fs::path& place) {
+      return message_of(
+          Subcommand::kInfer,
+          ConfigSources{file.path(), {}, {text("output.directory=", out), text(key, "=", place.string())}});
+    };
+    fs::create_symlink("not_yet.jsonl", next);
+    for (const std::string& target : {std::string("not_yet.jsonl"), next, out + "/own.jsonl"}) {
+      fs::create_symlink(target, link);
+      EXPECT_EQ(with(link), "") << target;
+      fs::current_path(file.path().parent_path());
+      EXPECT_EQ(with(fs::path(link).filename()), "") << target;
+      fs::current_path(start);
+      fs::remove(link);
+    }
+    fs::create_symlink(out + "/results.jsonl", link);
+    EXPECT_TRUE(holds(with(link), text(key, " and output.directory would both have ", link)));
+    fs::remove(link);
+    fs::remove(next);
   }
 }
 
