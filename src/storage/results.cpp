@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "core/error.hpp"
@@ -96,27 +97,68 @@ std::string file_contents(const fs::path& file) {
 
 // Whether the file is what the record says of it: one that was cut, emptied or damaged is none.
 bool holds_arrays(const fs::path& file, const json& record) {
-  constexpr double kMostSeconds = 10;
   const std::string task = member_text(record, "task");
   const auto length = [&](const char* key) {
     const auto found = record.find(key);
     return found != record.end() && found->is_number_integer() ? found->get<int64_t>() : -1;
   };
-  const auto read = [&] {
+  try {
     const Hdf5File arrays = Hdf5File::open(file);
     if (task == "score")
       arrays.dataset("scores").expect(Hdf5Type::kFloat32, std::array{length("document_tokens")});
     if (task == "embed")
       arrays.dataset("embeddings")
           .expect(Hdf5Type::kFloat32, std::array{length("chunks"), length("embedding_size")});
-  };
-  try {
-    try_to_read(file, kMostSeconds, read);
-    read();
   } catch (const UserError&) {
     return false;
   }
   return true;
+}
+
+// A record of an earlier job that names a file of arrays.
+struct RecordWithArrays {
+  ResultKey key;
+  std::string where;
+  fs::path file;
+  json record;
+  bool is_whole;
+};
+
+// What cannot be looked at need not be gone.
+bool is_there(const fs::path& file) {
+  std::error_code error;
+  const fs::file_status status = fs::status(file, error);
+  if (status.type() == fs::file_type::none) throw_file_error(error.value(), "inspect", file);
+  if (!fs::is_regular_file(status)) return false;
+  open_input(file);
+  return true;
+}
+
+bool survives(const fs::path& file, double most_seconds, const std::function<void()>& read) {
+  try {
+    try_to_read(file, most_seconds, read);
+  } catch (const UserError&) {
+    return false;
+  }
+  return true;
+}
+
+// Finds out which files are whole. A damaged one may make the library crash, so a child process reads first:
+// one for all of them, as there may be many thousands, and only where that one crashes one for each.
+void look_into(std::vector<RecordWithArrays>& records, const fs::path& records_file) {
+  constexpr double kMostSeconds = 10, kMostSecondsEach = 0.1;  // of the processor
+  if (records.empty()) return;
+  const auto read = [](const RecordWithArrays& one) {
+    return one.is_whole && holds_arrays(one.file, one.record);
+  };
+  const auto read_all = [&] {
+    for (const RecordWithArrays& one : records)
+      read(one);
+  };
+  const bool none_crashes =
+      survives(records_file, kMostSeconds + kMostSecondsEach * static_cast<double>(records.size()), read_all);
+  for (RecordWithArrays& one : records)
+    one.is_whole = (none_crashes || survives(one.file, kMostSeconds, [&] { read(one); })) && read(one);
 }
 
 void rename_if_there(const fs::path& from, const fs::path& to) {
@@ -188,22 +230,9 @@ void ResultWriter::require_arrays_folder() const {
   ::unlink(there.c_str());
 }
 
-// The numbers of a record are of little use without the arrays that it names. What cannot be looked at need
-// not be gone.
-bool ResultWriter::has_arrays(const json& record) const {
-  const std::string name = member_text(record, "arrays");
-  if (name.empty()) return true;
-  const fs::path file = directory_ / name;
-  std::error_code error;
-  const fs::file_status status = fs::status(file, error);
-  if (status.type() == fs::file_type::none) throw_file_error(error.value(), "inspect", file);
-  if (!fs::is_regular_file(status)) return false;
-  open_input(file);
-  return holds_arrays(file, record);
-}
-
 void ResultWriter::read_existing() {
   const std::string contents = file_contents(records_file_);
+  std::vector<RecordWithArrays> with_arrays;
   int64_t line_number = 1;
   for (size_t begin = 0; begin < contents.size(); ++line_number) {
     const size_t end = contents.find('\n', begin);
@@ -213,8 +242,8 @@ void ResultWriter::read_existing() {
     if (end == std::string::npos) throw UserError("the last line has no end", where, remedy);
     if (json_depth(std::string_view(contents).substr(begin, end - begin)) > kMostJsonDepth)
       throw UserError("this line is nested too deeply", where, remedy);
-    const json record = json::parse(contents.begin() + static_cast<std::ptrdiff_t>(begin),
-                                    contents.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
+    json record = json::parse(contents.begin() + static_cast<std::ptrdiff_t>(begin),
+                              contents.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
     if (!record.is_object() || !record.contains("document") || !record.contains("task")) {
       throw UserError("this line is not a JSON record with 'document' and 'task'", where, remedy);
     }
@@ -226,13 +255,22 @@ void ResultWriter::read_existing() {
                       where, "resume with what that job had, or choose another output folder");
     }
     // Others' documents are not judged: this job would not make their arrays again.
-    const bool is_lost = settings != settings_.end() && !has_arrays(record);
-    if (is_lost && lost_.empty())
-      log_warning(text(where, ": the arrays of this record, ", member_text(record, "arrays"),
+    const fs::path arrays = settings == settings_.end() ? "" : member_text(record, "arrays");
+    if (arrays.empty())
+      recorded_.insert(key);
+    else
+      with_arrays.push_back(
+          {key, where, directory_ / arrays, std::move(record), is_there(directory_ / arrays)});
+    begin = end + 1;
+  }
+  // The numbers of a record are of little use without the arrays that it names.
+  look_into(with_arrays, records_file_);
+  for (const RecordWithArrays& one : with_arrays) {
+    if (!one.is_whole && lost_.empty())
+      log_warning(text(one.where, ": the arrays of this record, ", member_text(one.record, "arrays"),
                        ", are not there any more, or not whole; what this job has to do of such records is "
                        "done again"));
-    (is_lost ? lost_ : recorded_).insert(key);
-    begin = end + 1;
+    (one.is_whole ? recorded_ : lost_).insert(one.key);
   }
   committed_bytes_ = static_cast<int64_t>(contents.size());
   committed_.update(bytes_of(contents));

@@ -95,7 +95,6 @@ class ResultWriter {
  private:
   void probe();
   void read_existing();
-  bool has_arrays(const nlohmann::json& record) const;
   void drop_replaced();
   [[noreturn]] void refuse_changes() const;
   void move_old_results_aside();

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -214,6 +215,45 @@ TEST(Results, RecordsWhoseArraysAreDamagedAreReplaced) {
   EXPECT_EQ(lost(), std::set<ResultKey>{embed});
   write(std::vector<float>(999, 1.0F));
   EXPECT_EQ(lost(), (std::set<ResultKey>{score, embed})) << "a score is missing";
+}
+
+int children = 0;
+bool first_child_dies = false;
+
+// A child for each would take minutes where there are many thousands of records.
+TEST(Results, ArraysOfManyRecordsAreReadByOneChildAndBySeveralOnlyWhereItDies) {
+  const ScratchFolder folder;
+  constexpr int kDocuments = 20;
+  ResultWriter::Settings settings;
+  for (int i = 0; i < kDocuments; ++i)
+    settings[std::to_string(i)] = "one";
+  std::filesystem::path damaged;
+  {
+    ResultWriter writer(folder.path(), IfResultsExist::kError, settings);
+    const std::vector<float> scores(10, 1.0F);
+    for (int i = 0; i < kDocuments; ++i) {
+      json record = record_of(std::to_string(i), "", "score");
+      record["document_tokens"] = scores.size();
+      record["arrays"] = writer.write_arrays(std::to_string(i), {{}, scores, {}, 0});
+      damaged = folder / record["arrays"].get<std::string>();
+      writer.write(record);
+    }
+    writer.finish();
+  }
+  write_text(damaged, "text");
+  const std::set<ResultKey> lost{{std::to_string(kDocuments - 1), "", "score"}};
+  ::pthread_atfork([] { ++children; }, nullptr,
+                   [] {
+                     if (first_child_dies && children == 1) ::_exit(1);
+                   });
+  for (const bool dies : {false, true}) {
+    children = 0, first_child_dies = dies;
+    const ResultWriter writer(folder.path(), IfResultsExist::kResume, settings);
+    EXPECT_EQ(writer.lost(), lost);
+    EXPECT_EQ(writer.recorded().size(), static_cast<size_t>(kDocuments - 1));
+    EXPECT_EQ(children, dies ? 1 + kDocuments : 1);
+  }
+  first_child_dies = false;
 }
 
 TEST(Results, AnArraysFolderThatTakesNoFileIsSaidBeforeTheWork) {
