@@ -7,8 +7,8 @@
 namespace longhalo {
 
 /// Throws UserError where no report may be put at `file`: nothing can be written there, or what stands there
-/// is neither empty nor a report ("benchmark" or "doctor" with a text as value). To be said before the work
-/// that is reported. An empty path is no file, and no fault.
+/// cannot be read, or is neither empty nor a report ("benchmark" or "doctor" with a text as value). To be
+/// said before the work that is reported. An empty path is no file, and no fault.
 void require_report_place(const std::filesystem::path& file);
 
 }  // namespace longhalo

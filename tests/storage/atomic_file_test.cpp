@@ -194,6 +194,21 @@ TEST(ReportFile, TakesThePlaceOfReportsAlone) {
   expect_user_error([&] { require_report_place(folder / "none" / "x.json"); }, {"No such file"});
 }
 
+TEST(ReportFile, AnEarlierOneThatCannotBeReadIsToldOfAsSuch) {
+  const ScratchFolder folder;
+  write_text(folder / "report.json", R"({"doctor": "pass"})");
+  std::filesystem::permissions(folder / "report.json", std::filesystem::perms::owner_write);
+  std::filesystem::permissions(folder.path(), std::filesystem::perms::all);
+  {
+    const AsNobody nobody;
+    expect_user_error([&] { require_report_place(folder / "report.json"); },
+                      {"cannot be read: Permission denied", "report.json"});
+  }
+  std::filesystem::resize_file(folder / "report.json", (uintmax_t{256} << 20) + 1);
+  std::filesystem::permissions(folder / "report.json", std::filesystem::perms::owner_all);
+  expect_user_error([&] { require_report_place(folder / "report.json"); }, {"the right file", "report.json"});
+}
+
 TEST(AtomicFile, NotThroughALinkInAFolderForEverybody) {
   const ScratchFolder folder;
   std::filesystem::create_directory(folder / "shared");
