@@ -311,11 +311,19 @@ class Checker {
     check_output(figures, taken);
   }
 
-  // A file of this name in a model's folder is read as a part of it.
+  // A file of this name in a model's folder is read, or copied to a trained one, as a part of it.
   static bool is_of_model(const std::filesystem::path& name) {
-    constexpr const char* kNames[] = {
-        "config.json",     "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
-        "tokenizer.model", "tokenizer_config.json",  "chat_template.jinja"};
+    constexpr const char* kNames[] = {"config.json",
+                                      "generation_config.json",
+                                      "model.safetensors.index.json",
+                                      "tokenizer.json",
+                                      "tokenizer.model",
+                                      "tokenizer_config.json",
+                                      "special_tokens_map.json",
+                                      "added_tokens.json",
+                                      "vocab.json",
+                                      "merges.txt",
+                                      "chat_template.jinja"};
     return name.extension() == ".safetensors" ||
            std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
   }

@@ -232,7 +232,11 @@ TEST(ConfigFaults, AFileOfTwoKeys) {
         {Subcommand::kInfer, "output: {directory: out}\nrun: {log: m/tokenizer.json}", "run.log",
          "model.path", "m/tokenizer.json"},
         {Subcommand::kTrain, "output: {directory: out}\ntelemetry: {prometheus: m/a.safetensors}",
-         "telemetry.prometheus", "model.path", "m/a.safetensors"}})
+         "telemetry.prometheus", "model.path", "m/a.safetensors"},
+        {Subcommand::kInfer, "output: {directory: out}\ntelemetry: {prometheus: m/added_tokens.json}",
+         "telemetry.prometheus", "model.path", "m/added_tokens.json"},
+        {Subcommand::kTrain, "output: {directory: out}\ntelemetry: {prometheus: m/merges.txt}",
+         "telemetry.prometheus", "model.path", "m/merges.txt"}})
     EXPECT_TRUE(holds(faults_of_outputs(subcommand, yaml),
                       text(key, " and ", other, " would both have ", path, "; choose another file")))
         << yaml;
