@@ -13,7 +13,15 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/error.hpp"
+
 namespace longhalo {
+
+/// A file that could not be opened because it could not be locked; nothing is known of what is in it.
+class Hdf5LockError : public UserError {
+ public:
+  using UserError::UserError;
+};
 
 enum class Hdf5Type { kUint8, kUint16, kUint32, kUint64, kInt32, kInt64, kFloat32, kFloat64 };
 

@@ -59,14 +59,14 @@ std::string hdf5_error_text() {
 
 void throw_hdf5_read_error(std::string_view action, std::string_view where) {
   const std::string reason = hdf5_error_text();
-  const bool is_locked = reason.find("unable to lock file") != std::string::npos;
-  throw UserError(
-      text("cannot ", action, ": ", reason), where,
-      is_locked
-          ? "another program has locked it, or its file system knows no locks; LongHalo asks for none unless "
-            "the environment has HDF5_USE_FILE_LOCKING: unset that variable"
-          : "check that this is a complete HDF5 file of the expected kind (h5ls and h5dump show its "
-            "contents)");
+  const std::string what = text("cannot ", action, ": ", reason);
+  if (reason.find("unable to lock file") != std::string::npos)
+    throw Hdf5LockError(what, where,
+                        "another program has locked it, or its file system knows no locks; LongHalo asks for "
+                        "none unless the environment has HDF5_USE_FILE_LOCKING: unset that variable");
+  throw UserError(what, where,
+                  "check that this is a complete HDF5 file of the expected kind (h5ls and h5dump show its "
+                  "contents)");
 }
 
 void throw_hdf5_write_error(std::string_view action, std::string_view where,

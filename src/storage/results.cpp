@@ -95,7 +95,8 @@ std::string file_contents(const fs::path& file) {
   return contents;
 }
 
-// Whether the file is what the record says of it: one that was cut, emptied or damaged is none.
+// Whether the file is what the record says of it: one that was cut, emptied or damaged is none. Throws
+// Hdf5LockError: what could not be looked at need not be made again.
 bool holds_arrays(const fs::path& file, const json& record) {
   const std::string task = member_text(record, "task");
   const auto length = [&](const char* key) {
@@ -109,6 +110,8 @@ bool holds_arrays(const fs::path& file, const json& record) {
     if (task == "embed")
       arrays.dataset("embeddings")
           .expect(Hdf5Type::kFloat32, std::array{length("chunks"), length("embedding_size")});
+  } catch (const Hdf5LockError&) {
+    throw;
   } catch (const UserError&) {
     return false;
   }

@@ -79,6 +79,17 @@ class Resumed(Case):
             self.assertEqual((self.out / name).read_bytes(), whole)
             self.assertEqual(records_of(self.out).keys(), first.keys())
 
+    def test_arrays_that_another_program_has_locked(self):
+        """They may be whole: what took hours is not made again for that, and nothing is touched."""
+        (name,) = {record["arrays"] for record in self.succeed(self.config(tasks=["score"])).values()}
+        before = files_below(self.out)
+        with open(self.out / name, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            run = self.infer(self.resume(tasks=["score"]), environment={"HDF5_USE_FILE_LOCKING": "TRUE"})
+        self.assert_refused(run, name, "unable to lock file", "HDF5_USE_FILE_LOCKING")
+        self.assertNotIn("or not whole", run.err)
+        self.assertEqual(files_below(self.out), before)
+
     def test_arrays_folder_that_takes_no_file(self):
         """Is said before the document is read, and only where there are arrays to make."""
         self.succeed(self.config(tasks=["generate", "score"]))
