@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "config/config.hpp"
+#include "core/error.hpp"
 #include "core/text.hpp"
 
 namespace longhalo::test {
@@ -36,6 +38,32 @@ class TemporaryFile {
 inline testing::AssertionResult holds(const std::string& message, std::string_view part) {
   if (message.find(part) != std::string::npos) return testing::AssertionSuccess();
   return testing::AssertionFailure() << "'" << part << "' is not in:\n" << message;
+}
+
+/// The message of the UserError, or "" where loading succeeds.
+inline std::string message_of(Subcommand subcommand, std::string_view yaml) {
+  try {
+    load_config_text(subcommand, yaml, "x.yaml");
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline std::string message_of(Subcommand subcommand, const ConfigSources& sources) {
+  try {
+    load_config(subcommand, sources);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline int count_faults(const std::string& message) {
+  int count = 0;
+  for (size_t at = message.find("\n    "); at != std::string::npos; at = message.find("\n    ", at + 1))
+    ++count;
+  return count;
 }
 
 }  // namespace longhalo::test
