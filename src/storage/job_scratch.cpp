@@ -52,9 +52,11 @@ class DirectoryLock {
       lock_ = FileDescriptor(::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
       if (!lock_.is_open()) throw_write_error(errno, file_, 4096);
       wait_for_lock(waited);
-    } while (is_held_ && !is_in_place());
+    } while (is_held_ && !is_in_place() && waited.seconds() < kPatienceSeconds);
   }
-  ~DirectoryLock() { ::unlink(file_.c_str()); }
+  ~DirectoryLock() {
+    if (is_held_) ::unlink(file_.c_str());
+  }
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;
   bool is_held() const { return is_held_; }
