@@ -283,13 +283,13 @@ struct Consumer {
       float s[kKeys / 2];
       start_products(s, first, first_of_item);
       const float band_bias = bias * p.band[at.band].bias_unit;
-      bool look = !softmax.anchored(), grown = false;
+      bool searches = !softmax.anchored(), grown = false;
       while (true) {
         mask(s, view, first);
-        if (look) grown = raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
-        if (soften<true>(s, softmax, p.scale_log2, band_bias) || look) break;
+        if (searches) grown = raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
+        if (soften<true>(s, softmax, p.scale_log2, band_bias) || searches) break;
         multiply_keys_again(s, first);
-        look = true;
+        searches = true;
       }
       keys_done();
       wait_for_output();

@@ -1,6 +1,6 @@
 // The running softmax of the Hopper attention kernel, on scores as wgmma leaves them in registers: each
-// thread holds 32 columns of two rows, and four neighbouring threads share a row. Scores are in units of
-// log2.
+// thread holds 32 columns of two rows (16 of half a tile), and four neighbouring threads share a row. Scores
+// are in units of log2.
 #pragma once
 
 #include <cmath>
