@@ -132,7 +132,11 @@ bool is_there(const fs::path& file) {
   std::error_code error;
   const fs::file_status status = fs::status(file, error);
   if (status.type() == fs::file_type::none) throw_file_error(error.value(), "inspect", file);
-  if (!fs::is_regular_file(status)) return false;
+  if (status.type() == fs::file_type::not_found) return false;
+  // Nothing is put in its place, so arrays made again could not be written.
+  if (!fs::is_regular_file(status))
+    throw UserError("a folder, device or pipe stands where an earlier job wrote arrays", file.string(),
+                    "move it away, or replace the old results");
   open_input(file);
   return true;
 }

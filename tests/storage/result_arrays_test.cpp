@@ -2,6 +2,7 @@
 // said before the work.
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <vector>
@@ -73,6 +74,27 @@ TEST(ResultArrays, ArraysThatCannotBeLookedAtAreNotTakenForGone) {
         ResultWriter(folder.path(), IfResultsExist::kResume, {{"a", "one"}});
       },
       {"arrays/a.h5"});
+}
+
+TEST(ResultArrays, WhatIsNoFileInPlaceOfArraysIsSaidBeforeTheWork) {
+  for (const bool is_pipe : {false, true}) {
+    const ScratchFolder folder;
+    json record = record_of("a");
+    record["settings"] = "one";
+    record["arrays"] = "arrays/a.h5";
+    write_text(folder / "results.jsonl", record.dump() + "\n");
+    const std::filesystem::path place = folder / "arrays" / "a.h5";
+    std::filesystem::create_directories(is_pipe ? place.parent_path() : place);
+    if (is_pipe) {
+      ASSERT_EQ(::mkfifo(place.c_str(), 0600), 0);
+    }
+    expect_user_error(
+        [&] {
+          ResultWriter(folder.path(), IfResultsExist::kResume, {{"a", "one"}});
+        },
+        {"stands where an earlier job wrote arrays", place.string()});
+    EXPECT_TRUE(std::filesystem::exists(place));
+  }
 }
 
 // Emptied, cut, of another program, of another length or without what the task made: none counts as done.
