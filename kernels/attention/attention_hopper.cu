@@ -10,9 +10,9 @@
 //
 // Of each band only the key tiles that some query of the tile sees are visited. Most are seen by every query,
 // and have a loop of their own. What queries see of the others warp 0 finds out ahead; of those a warpgroup
-// multiplies half where its queries see no more. What runs once an item runs from cold instruction caches, so
-// there is little of it. Scores are in units of log2. The maximum that they are taken relative to is allowed
-// to lag by 2^8: O is rescaled only when a row's maximum grows by more.
+// multiplies half where its queries see no more. There is little code that runs once an item: it is slow.
+// Scores are in units of log2. The maximum that they are taken relative to is allowed to lag by 2^8: O is
+// rescaled only when a row's maximum grows by more.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
