@@ -7,7 +7,9 @@
 // Cost: 4 * head_dim FLOPs for each visible (query, key) pair and query head.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <numbers>
 #include <span>
 #include <type_traits>
 
@@ -33,12 +35,22 @@ struct BandKeys {
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
 
+/// The scale for queries that were multiplied with exponent_factor(d): a weight is 2^(q . k + bias * log2 e).
+/// What kernels multiply scores with, scale * log2(e) in fp32, is exactly 1 then.
+inline constexpr float kExponentScale = std::numbers::ln2_v<float>;
+static_assert(kExponentScale * std::numbers::log2e_v<float> == 1.0F);
+
+/// d^-1/2 * log2(e).
+inline float exponent_factor(int64_t head_dim) {
+  return static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(head_dim)));
+}
+
 template <class T>
 struct Attention {
   int64_t heads = 0;         // H, a multiple of H_kv
   int64_t kv_heads = 0;      // H_kv
   int64_t head_dim = 0;      // d; the CPU takes any multiple of 8 up to 256, the GPU 64 and 128
-  Accumulator<T> scale = 0;  // usually d^-1/2
+  Accumulator<T> scale = 0;  // usually d^-1/2, or kExponentScale
 
   int64_t queries = 0;                            // n
   int64_t first_query = 0;                        // global position of row 0 of q

@@ -207,7 +207,8 @@ struct Consumer {
   }
 
   // The warpgroups take turns at the tensor cores: 1 + w is the barrier that opens warpgroup w's turn. Else
-  // both would soon compute exponentials at the same time.
+  // both would soon compute exponentials at the same time. A turn has all five products of a step, so that
+  // the last of them does not wait for the other warpgroup's.
   __device__ void wait_for_turn() const {
     hopper::named_barrier_wait(1 + warpgroup, 2 * kWarpgroup);
   }
@@ -235,10 +236,9 @@ struct Consumer {
     arrive(out_read);
   }
   // dQ of the step before. There is none before an item's first; what is multiplied then goes nowhere.
-  __device__ void make_dq(bool first, bool in_turn) {
+  __device__ void make_dq(bool first) {
     if (!first) hopper::mbarrier_wait(&shared.scored[previous], previous_phase);
     start_dq();
-    if (in_turn) end_turn();
     hopper::wgmma_wait<0>();
     hopper::wgmma_own(dq());
     store_dq();
@@ -306,7 +306,8 @@ struct Consumer {
         out.template next<S::kOutStages>();
         if (flags & kItemDone) {
           finish_key_gradients<0>(query_read, out_read);
-          make_dq(first, true);
+          make_dq(first);
+          end_turn();
           hopper::async_proxy_fence();
           send_dq(!first, before);
           before = here;
@@ -316,17 +317,18 @@ struct Consumer {
         hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
         start_scores();
         finish_key_gradients<1>(query_read, out_read);
-        make_dq(first, true);
+        make_dq(first);
         end_step();
         hopper::mbarrier_wait(&shared.out_full[out.stage], out.phase);
         hopper::wgmma_own(dp);
         hopper::wgmma_fence();
         start_weight_gradients();
+        end_turn();
         is_stored = !first, stored = before;
         before = here;
         first = false;
       }
-      make_dq(false, false);
+      make_dq(false);
       hopper::async_proxy_fence();
       send_dq(true, before);
       hopper::mbarrier_arrive(&shared.keys_empty);  // every lane has read the item

@@ -241,11 +241,11 @@ template <int kDim>
 __device__ __forceinline__ void write_result(const Parameters& p, int kv_head, int row, int component,
                                              float out, float top, float sum) {
   const int query = row / p.group, head = kv_head * p.group + row % p.group;
-  const float share = sum > 0 ? 1 / sum : 0;
+  const float share = sum == 0 ? 0 : 1 / sum;
   p.out[(static_cast<int64_t>(query) * p.heads + head) * kDim + component] = __float2bfloat16(out * share);
   if (p.lse != nullptr && component == 0)
     p.lse[static_cast<int64_t>(head) * p.queries + query] =
-        sum > 0 ? (top + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
+        sum == 0 ? -INFINITY : (top + log2f(sum)) * std::numbers::ln2_v<float>;
 }
 
 // Merges the block's warps, in order, and writes what is then known: the result, or this block's part of it.

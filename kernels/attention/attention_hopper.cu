@@ -10,9 +10,13 @@
 //
 // Of each band only the key tiles that some query of the tile sees are visited. Most are seen by every query,
 // and have a loop of their own. What queries see of the others warp 0 finds out ahead; of those a warpgroup
-// multiplies half where its queries see no more. There is little code that runs once an item: it is slow.
-// Scores are in units of log2. The maximum that they are taken relative to is allowed to lag by 2^8: O is
-// rescaled only when a row's maximum grows by more.
+// multiplies half where its queries see no more. What runs once an item runs from cold instruction caches, so
+// there is little of it.
+//
+// Scores are in units of log2. What they are taken relative to may be far from a row's maximum, by kLag:
+// where 0 will do, it is 0, and where besides the queries hold the scale (kExponentScale), weights are the
+// scores' exponentials and nothing else. Maxima are looked for only in an item's first tiles, and where
+// weights grow too large; O is rescaled only then.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -117,7 +121,7 @@ struct Consumer {
 
   // What this warpgroup sees of a tile.
   __device__ int look(bool at_edge) const {
-    if (!at_edge) return 0;
+    if (!at_edge) return kAllSee;
     hopper::mbarrier_wait(&shared.edge_full[edge.stage], edge.phase);
     return uniform(shared.edge[edge.stage].view[warpgroup]);
   }
@@ -176,11 +180,11 @@ struct Consumer {
       float sum = softmax.sum[half];
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      factor[half] = sum > 0 ? __fdividef(1.0F, sum) : 0;
+      factor[half] = sum == 0 ? 0 : __fdividef(1.0F, sum);
       const int query = item.first_query + row() + 8 * half;
       if (p.lse != nullptr && lane % 4 == 0 && query < p.queries)
         p.lse[static_cast<int64_t>(item.head) * p.queries + query] =
-            sum > 0 ? (softmax.top[half] + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
+            sum == 0 ? -INFINITY : (softmax.top[half] + log2f(sum)) * std::numbers::ln2_v<float>;
     }
     const int line = 64 * warpgroup + 16 * warp + lane % 16;
     const uint32_t to = hopper::shared_address(shared.q[stage]) + swizzled(line, lane / 16);
@@ -256,10 +260,12 @@ struct Consumer {
     const Item* item = &shared.item[q.stage];
     at.start(p, *item);
     float bias = bias_of(item->head);
+    bool anchored;  // whether every row of this warpgroup has seen a key of the item
     {
       float s[64];
       const bool at_edge = at.edge(*item);
       const int view = look(at_edge);
+      anchored = view & kAllSee;
       hopper::mbarrier_wait(&shared.k_full[k.stage], k.phase);
       hopper::wgmma_own(s);
       hopper::wgmma_fence();
@@ -270,7 +276,7 @@ struct Consumer {
       mask(s, view, 0);
       const float band_bias = bias * p.band[at.band].bias_unit;
       raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
-      soften<true>(s, softmax, p.scale_log2, band_bias);
+      soften<Relative::kToRaised>(s, softmax, p.scale_log2, band_bias);
       keys_done();
       edge_done(at_edge);
       pack_weights(s, 0);
@@ -278,19 +284,15 @@ struct Consumer {
     bool first_of_item = true;  // of the weights that are yet to be multiplied with V
     int last = q.stage;         // of the item whose output comes next
 
-    // One tile of any kind, or half of one, perhaps the first of an item. Whether O must be rescaled.
-    const auto step = [&]<int kKeys>(int view, int first) {
+    // A tile, or half of it, after which more rows have a maximum; perhaps the first of an item. Whether O
+    // must be rescaled.
+    const auto look_at = [&]<int kKeys>(int view, int first) {
       float s[kKeys / 2];
       start_products(s, first, first_of_item);
       const float band_bias = bias * p.band[at.band].bias_unit;
-      bool searches = !softmax.anchored(), grown = false;
-      while (true) {
-        mask(s, view, first);
-        if (searches) grown = raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
-        if (soften<true>(s, softmax, p.scale_log2, band_bias) || searches) break;
-        multiply_keys_again(s, first);
-        searches = true;
-      }
+      mask(s, view, first);
+      const bool grown = raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
+      soften<Relative::kToRaised>(s, softmax, p.scale_log2, band_bias);
       keys_done();
       wait_for_output();
       pack_weights(s, first);
@@ -298,50 +300,65 @@ struct Consumer {
     };
 
     while (true) {
-      // Tiles that every query sees, as long as they come.
-      int tiles = at.full_tiles_ahead(*item);
-      const float band_bias = bias * p.band[at.band].bias_unit;
+      // Tiles that every query sees, as long as they come, or one that not every query does.
+      int tiles = anchored ? at.full_tiles_ahead(*item) : 0;
       at.tile -= tiles;
+      int view = kAllSee;
+      bool fresh = false, at_edge = false;
+      if (tiles == 0) {
+        fresh = !at.next(p, *item);
+        last = q.stage;
+        if (fresh) {
+          anchored = false;
+          q.template next<S::kQueryStages>();
+          items.next();
+          if (!items.any()) break;
+          hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
+          item = &shared.item[q.stage];
+          at.start(p, *item);
+          bias = bias_of(item->head);
+        }
+        at_edge = at.edge(*item);
+        view = look(at_edge);
+        tiles = anchored;
+      }
+      const float band_bias = bias * p.band[at.band].bias_unit;
+      bool plain = p.scale_log2 == 1 && band_bias == 0 && softmax.relative_to_nothing();
       for (; tiles > 0; --tiles) {
         float s[64];
         start_products(s, 0, first_of_item);
         first_of_item = false;
+        int masked = view;
+        asm volatile("" : "+r"(masked));  // keeps the loop one
+        mask(s, masked, 0);
         bool grown = false;
-        if (!soften<false>(s, softmax, p.scale_log2, band_bias)) {
+        if (!(plain ? soften<Relative::kToNothing>(s, softmax, 1, 0)
+                    : soften<Relative::kToTop>(s, softmax, p.scale_log2, band_bias))) {
           multiply_keys_again(s, 0);
+          mask(s, view, 0);
           grown = raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
-          soften<true>(s, softmax, p.scale_log2, band_bias);
+          soften<Relative::kToRaised>(s, softmax, p.scale_log2, band_bias);
+          plain = false;
         }
         keys_done();
         wait_for_output();
         if (grown) rescale_output(rescale);
         pack_weights(s, 0);
       }
-
-      const bool fresh = !at.next(p, *item);
-      last = q.stage;
-      if (fresh) {
-        q.template next<S::kQueryStages>();
-        items.next();
-        if (!items.any()) break;
-        hopper::mbarrier_wait(&shared.q_full[q.stage], q.phase);
-        item = &shared.item[q.stage];
-        at.start(p, *item);
-        bias = bias_of(item->head);
+      if (!anchored) {
+        const Softmax before = softmax;
+        if (fresh) softmax.reset();
+        const int first = view & kSecondHalf ? kHalfTile : 0;
+        const bool grown = view & (kFirstHalf | kSecondHalf) ? look_at.template operator()<64>(view, first)
+                                                             : look_at.template operator()<128>(view, 0);
+        first_of_item = fresh;
+        if (fresh)
+          write(before, last);
+        else if (grown)
+          rescale_output(rescale);
+        anchored = view & kAllSee;
       }
-      const Softmax before = softmax;
-      if (fresh) softmax.reset();
-      const bool at_edge = at.edge(*item);
-      const int view = look(at_edge);
-      const int first = view & kSecondHalf ? kHalfTile : 0;
-      const bool grown = view & (kFirstHalf | kSecondHalf) ? step.template operator()<64>(view, first)
-                                                           : step.template operator()<128>(view, 0);
       edge_done(at_edge);
-      first_of_item = fresh;
-      if (fresh)
-        write(before, last);
-      else if (grown)
-        rescale_output(rescale);
     }
 
     // The last output has no other product to run beside.

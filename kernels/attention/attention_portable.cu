@@ -308,10 +308,10 @@ __device__ __forceinline__ void write_rows(const Parameters& p, Rows<kDim>& rows
       float sum = rows.sum[m][half];
       sum += __shfl_xor_sync(kAll, sum, 1);
       sum += __shfl_xor_sync(kAll, sum, 2);
-      const float share = sum > 0 ? 1 / sum : 0;
+      const float share = sum == 0 ? 0 : 1 / sum;
       if (p.lse != nullptr && lane % 4 == 0 && first_row + row < p.queries)
         p.lse[static_cast<int64_t>(head) * p.queries + first_row + row] =
-            sum > 0 ? (rows.top[m][half] + log2f(sum)) * std::numbers::ln2_v<float> : -INFINITY;
+            sum == 0 ? -INFINITY : (rows.top[m][half] + log2f(sum)) * std::numbers::ln2_v<float>;
       uint8_t* const to = place + row * S::kPitch + 4 * (lane % 4);
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n)

@@ -31,14 +31,17 @@ __device__ void find_seen(const Parameters& p, const Item& item, const Cursor& a
                           int lane) {
   const BandSpan& span = item.span[at.band];
   const int first = span.begin + at.tile * kKeyTile;
+  int blind = 0;  // bit w: some query of warpgroup w sees no key of the tile
 #pragma unroll 1
   for (int row = lane; row < S::kQueryTile; row += 32) {
     const int own = min(row, p.queries - 1 - item.first_query);
     const int begin =
         row_begin(p, span, p.band[at.band].band.stride, p.band[at.band].first_key, item.first_query, own);
     const int end = row_end(span, own);
-    edge.seen[row] = make_short2(static_cast<short>(min(max(begin - first, 0), kKeyTile)),
-                                 static_cast<short>(min(max(end - first, 0), kKeyTile)));
+    const short2 seen = make_short2(static_cast<short>(min(max(begin - first, 0), kKeyTile)),
+                                    static_cast<short>(min(max(end - first, 0), kKeyTile)));
+    edge.seen[row] = seen;
+    if (__any_sync(0xffffffff, seen.x >= seen.y)) blind |= 1 << row / 64;
   }
   __syncwarp();
   if (lane >= S::kConsumers) return;
@@ -50,6 +53,7 @@ __device__ void find_seen(const Parameters& p, const Item& item, const Cursor& a
     view |= kFirstHalf;
   if (of_last.x > 0 || of_first.y < kHalfTile) view |= kMaskFirst;
   if (of_last.x > kHalfTile || of_first.y < kKeyTile) view |= kMaskSecond;
+  if (!(blind >> lane & 1)) view |= kAllSee;
   edge.view[lane] = view;
 }
 

@@ -1,6 +1,6 @@
 // The running softmax of the Hopper attention kernel, on scores as wgmma leaves them in registers: each
-// thread holds 32 columns of two rows (16 of half a tile), and four neighbouring threads share a row. Scores
-// are in units of log2.
+// thread holds 32 columns of two rows, and four neighbouring threads share a row. Scores are in units of
+// log2.
 #pragma once
 
 #include <cmath>
@@ -9,21 +9,21 @@
 
 namespace longhalo::hopper_attention {
 
-inline constexpr float kLag =
-    8;  // how far, in log2, a row's scores may exceed the maximum they are relative to
+// How far, in log2, a row's maximum may be from what its scores are relative to. Far less than fp32 and bf16
+// reach, so that nothing is lost.
+inline constexpr float kLag = 32;
 
 // The running softmax of one thread's two rows, `rows[0]` and `rows[1]` = rows[0] + 8 of the warpgroup's 64.
 struct Softmax {
-  float top[2];  // what exponents are relative to, in log2; equal in the four threads of a row
+  float top[2];  // what scores are relative to, in log2: 0 where that will do; equal in the four threads of a
+                 // row
   float sum[2];  // of this thread's columns
   __device__ void reset() {
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0;
   }
-  /// Whether every row of this warp has seen a key.
-  __device__ bool anchored() const {
-    return __all_sync(0xffffffff, top[0] > -INFINITY && top[1] > -INFINITY);
-  }
+  /// Whether this holds for every row of this warp.
+  __device__ bool relative_to_nothing() const { return __all_sync(0xffffffff, top[0] == 0 && top[1] == 0); }
 };
 
 // Raises the maxima to what the scores ask for. `rescale` gets what earlier sums and outputs must be
@@ -49,6 +49,7 @@ __device__ bool raise_maxima(const float (&s)[kRegisters], Softmax& softmax, flo
     top = fmaf(top, scale, bias);
     rescale[half] = 1;
     if (top > softmax.top[half] + kLag) {
+      if (softmax.top[half] == -INFINITY && top > -kLag && top < kLag) top = 0;
       rescale[half] = exp2_fast(softmax.top[half] - top);
       softmax.top[half] = top;
       softmax.sum[half] *= rescale[half];
@@ -58,29 +59,38 @@ __device__ bool raise_maxima(const float (&s)[kRegisters], Softmax& softmax, flo
   return __any_sync(0xffffffff, grown);
 }
 
-// Scores to weights in place, relative to the maxima that are known. False, with nothing but `s` changed,
-// when these will not do: a weight became too large, or a row has no maximum yet. With `kUnseen` it may have
-// none, if it sees no key of these either.
-template <bool kUnseen, int kRegisters>
+// What scores are taken relative to.
+enum class Relative {
+  kToNothing,  // every row's `top` is 0, and scores come as exponents: the scale is 1, the bias 0
+  kToTop,      // every row has one
+  kToRaised,   // just after raise_maxima: a row without one sees no key
+};
+
+// Scores to weights in place, and into the sums. False, with nothing but `s` changed, when a weight became
+// too large, or a row has no maximum yet; never right after raise_maxima: a row of NaN must not keep the sums
+// of its neighbours from growing.
+template <Relative kRelative, int kRegisters>
 __device__ bool soften(float (&s)[kRegisters], Softmax& softmax, float scale, float bias) {
   float total[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float offset = bias - (kUnseen && softmax.top[half] == -INFINITY ? 0.0F : softmax.top[half]);
+    const bool no_top = kRelative == Relative::kToRaised && softmax.top[half] == -INFINITY;
+    const float offset = bias - (no_top ? 0.0F : softmax.top[half]);
     float sum[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < kRegisters / 4; ++i) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float& x = s[4 * i + 2 * half + c];
-        x = exp2_fast(fmaf(x, scale, offset));
+        x = exp2_fast(kRelative == Relative::kToNothing ? x : fmaf(x, scale, offset));
         sum[c] += x;
       }
     }
     total[half] = sum[0] + sum[1];
   }
   constexpr float kLargest = 0x1p64F;
-  if (!__all_sync(0xffffffff, total[0] < kLargest && total[1] < kLargest)) return false;
+  const bool fine = __all_sync(0xffffffff, total[0] < kLargest && total[1] < kLargest);
+  if (!fine && kRelative != Relative::kToRaised) return false;
   softmax.sum[0] += total[0];
   softmax.sum[1] += total[1];
   return true;

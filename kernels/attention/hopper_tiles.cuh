@@ -81,7 +81,7 @@ struct BandSpan {
 
 // What a warpgroup's queries see of a key tile: perhaps keys of one half only; and in which halves not all
 // queries see all keys.
-enum View : int { kFirstHalf = 1, kSecondHalf = 2, kMaskFirst = 4, kMaskSecond = 8 };
+enum View : int { kFirstHalf = 1, kSecondHalf = 2, kMaskFirst = 4, kMaskSecond = 8, kAllSee = 16 };
 
 struct Item {
   int first_query;  // row of q
@@ -134,7 +134,7 @@ inline __device__ int row_begin(const Parameters& p, const BandSpan& span, int64
   int begin = span.lo.at(row, span.stride);
   if (p.doc_start != nullptr) {
     const int64_t start = p.doc_start[query + row];
-    begin = max(begin, saturate((start + stride - 1) / stride - first_key));
+    begin = max(begin, saturate((stride == 1 ? start : (start + stride - 1) / stride) - first_key));
   }
   return clamp_row(begin, span.count);
 }

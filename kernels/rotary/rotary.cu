@@ -19,7 +19,7 @@ struct RotaryProblem {
   const double* frequencies;
   double first_position, step;
   const int64_t* position;
-  float sense;  // 1, or -1 to turn back
+  float cosines, sines;  // what these are multiplied with
   BFloat16* x;
   int64_t row_stride;
 };
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) rotary_tokens(RotaryProblem p) {
     const int token = at / p.half, pair = at % p.half;
     const double position = start + static_cast<double>(first + token) * p.step;
     const float2 turn = turn_of(position, p.frequencies[pair]);
-    set_turn(turns + token * 2 * p.half, pair, p.half, make_float2(turn.x, p.sense * turn.y));
+    set_turn(turns + token * 2 * p.half, pair, p.half, make_float2(p.cosines * turn.x, p.sines * turn.y));
   }
   __syncthreads();
 
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) rotary_tokens(RotaryProblem p) {
 
 void rotary(StreamHandle stream, int64_t n, int64_t heads, int64_t head_dim, const double* frequencies,
             double first_position, double step, BFloat16* x, int64_t row_stride, const int64_t* position,
-            RotaryDirection direction) {
+            RotaryDirection direction, float factor) {
   if (n == 0) return;
   check(n > 0 && heads > 0 && head_dim > 0 && head_dim % 16 == 0 && head_dim / 2 <= kMaxHalf,
         "the head dimension is a multiple of 16 up to 4096");
@@ -94,7 +94,7 @@ void rotary(StreamHandle stream, int64_t n, int64_t heads, int64_t head_dim, con
   const int token_items = p.heads * p.half / kVectorWidth;
   p.tokens_a_block = std::max(1, std::min(kItems * kThreads / token_items, kTablePairs / p.half));
   p.frequencies = frequencies, p.first_position = first_position, p.step = step, p.position = position;
-  p.sense = direction == RotaryDirection::kForward ? 1.0F : -1.0F;
+  p.cosines = factor, p.sines = direction == RotaryDirection::kForward ? factor : -factor;
   p.x = x, p.row_stride = row_stride;
   const int64_t blocks = (n + p.tokens_a_block - 1) / p.tokens_a_block;
   check(blocks <= std::numeric_limits<int32_t>::max(), "the rows of one call fit one grid");

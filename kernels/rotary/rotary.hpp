@@ -41,9 +41,11 @@ void rotary_reference(int64_t n, int64_t heads, int64_t head_dim, const std::vec
 /// GPU: x [n, heads, d] in place, row i at x + i * row_stride; d a multiple of 16, x 16-byte aligned,
 /// row_stride a multiple of 8. `frequencies` [d/2] in device memory; angles in double, cosines once a token
 /// for all heads. When `position` (device memory) is set, it is added to first_position when the kernel runs.
-/// Bytes: each element is read once and written once.
+/// In either direction rows are also multiplied with `factor`, before the one rounding to bf16; it costs
+/// nothing. Bytes: each element is read once and written once.
 void rotary(StreamHandle stream, int64_t n, int64_t heads, int64_t head_dim, const double* frequencies,
             double first_position, double step, BFloat16* x, int64_t row_stride,
-            const int64_t* position = nullptr, RotaryDirection direction = RotaryDirection::kForward);
+            const int64_t* position = nullptr, RotaryDirection direction = RotaryDirection::kForward,
+            float factor = 1);
 
 }  // namespace longhalo

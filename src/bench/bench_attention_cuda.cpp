@@ -1,6 +1,6 @@
-// `longhalo bench attention` on a GPU: keys and values lie as in a prefill, interleaved rows [2, H_kv, d].
+// `longhalo bench attention` on a GPU: keys and values lie as in a prefill, interleaved rows [2, H_kv, d],
+// and queries come as in one, multiplied with exponent_factor(d).
 #include <algorithm>
-#include <cmath>
 #include <random>
 
 #include "app/device_setup.hpp"
@@ -79,17 +79,17 @@ class Setup {
  private:
   void make_arrays(const AttentionPattern& pattern, int64_t copy) {
     const int64_t row = bench_.kv_heads * bench_.head_dim, n = bench_.tokens;
-    const auto random = [&](int64_t count, const char* purpose) {
+    const auto random = [&](int64_t count, float deviation, const char* purpose) {
       DeviceBuffer<BFloat16> values(count, purpose, stream_);
-      fill_normal(stream_, count, static_cast<uint64_t>(copy), next_array_++, 1, values.data());
+      fill_normal(stream_, count, static_cast<uint64_t>(copy), next_array_++, deviation, values.data());
       return values;
     };
     Arrays one;
-    one.q = random(n * bench_.heads * bench_.head_dim, "queries");
+    one.q = random(n * bench_.heads * bench_.head_dim, exponent_factor(bench_.head_dim), "queries");
     one.out = DeviceBuffer<BFloat16>(one.q.size(), "attention output", stream_);
     one.bands = existing_keys<BFloat16>(pattern.bands, bench_.first_query, n);
     for (BandKeys<BFloat16>& keys : one.bands) {
-      one.rows.push_back(random(keys.count * 2 * row, "keys and values"));
+      one.rows.push_back(random(keys.count * 2 * row, 1, "keys and values"));
       keys.k = one.rows.back().data();
       if (keys.count > 0) keys.v = keys.k + row;
       keys.row_stride = 2 * row;
@@ -99,7 +99,7 @@ class Setup {
     problem.heads = bench_.heads;
     problem.kv_heads = bench_.kv_heads;
     problem.head_dim = bench_.head_dim;
-    problem.scale = 1 / std::sqrt(static_cast<float>(bench_.head_dim));
+    problem.scale = kExponentScale;
     problem.queries = n;
     problem.first_query = bench_.first_query;
     problem.q = arrays_.back().q.data();

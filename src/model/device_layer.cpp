@@ -1,7 +1,6 @@
 #include "model/device_layer.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "device/nvtx.hpp"
 #include "kernels/embedding/embedding.hpp"
@@ -122,7 +121,7 @@ void DeviceLayer::project_queries(int64_t layer, int64_t n, const BFloat16* x, i
   norm(n, x, w.attention_norm);
   product(n, operand_.data(), w.q, work_.data(), Accumulate::kOverwrite);
   rotary(stream_, n, c.heads, c.head_dim, frequencies_.data(), static_cast<double>(first_position), 1,
-         work_.data(), c.q_size(), position);
+         work_.data(), c.q_size(), position, RotaryDirection::kForward, exponent_factor(c.head_dim));
   first_position_ = first_position;
   position_ = position;
 }
@@ -139,7 +138,7 @@ void DeviceLayer::attend(int64_t layer, int64_t n, std::span<const BandKeys<BFlo
   attention.heads = c.heads;
   attention.kv_heads = c.kv_heads;
   attention.head_dim = c.head_dim;
-  attention.scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
+  attention.scale = kExponentScale;
   attention.queries = n;
   attention.first_query = first_position_;
   attention.position = position_;

@@ -3,7 +3,7 @@
 //
 //   project_keys      norm -> one product for K and V (rotary not yet applied), rows [2, H_kv, d]
 //   pooling           what rotate_and_pool() and append_keys() need to know of a layer
-//   project_queries   norm -> Q -> rotary
+//   project_queries   norm -> Q -> rotary, which also multiplies with exponent_factor(d) (attention.hpp)
 //   attend            attention -> output projection + residual -> norm -> SwiGLU MLP + residual
 //
 // The temporaries of a tile are two buffers, because most of them never live at once: `operand` holds what a

@@ -1,7 +1,5 @@
 #include "model/device_layer_backward.hpp"
 
-#include <cmath>
-
 #include "device/nvtx.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
 #include "kernels/rotary/rotary.hpp"
@@ -55,7 +53,7 @@ Attention<BFloat16> DeviceLayerBackward::attention_of(const Tile& tile) {
   attention.heads = c.heads;
   attention.kv_heads = c.kv_heads;
   attention.head_dim = c.head_dim;
-  attention.scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
+  attention.scale = kExponentScale;
   attention.queries = tile.n;
   attention.first_query = tile.first_position;
   attention.q = q_.data();
@@ -75,7 +73,7 @@ void DeviceLayerBackward::forward(const Tile& tile) {
   rmsnorm(stream_, n, c.hidden, tile.x, w.attention_norm.data(), epsilon_of(c), normed_.data());
   matmul_.run(n, c.q_size(), c.hidden, normed_.data(), w.q.bf16.data(), q_.data());
   rotary(stream_, n, c.heads, c.head_dim, frequencies_.data(), static_cast<double>(tile.first_position), 1,
-         q_.data(), c.q_size());
+         q_.data(), c.q_size(), nullptr, RotaryDirection::kForward, exponent_factor(c.head_dim));
   attention_forward(stream_, attention_of(tile));
   copy_async(x_mid_.data(), tile.x, n * c.hidden, stream_);
   matmul_.run(n, c.hidden, c.q_size(), attended_.data(), w.o.bf16.data(), x_mid_.data(), Accumulate::kAdd);
@@ -128,7 +126,7 @@ void DeviceLayerBackward::attend(const Tile& tile, std::span<const BandGradient<
   attention.workspace = attention_workspace_.data();
   attention_backward(stream_, attention);
   rotary(stream_, n, c.heads, c.head_dim, frequencies_.data(), static_cast<double>(tile.first_position), 1,
-         d_q_.data(), c.q_size(), nullptr, RotaryDirection::kBackward);
+         d_q_.data(), c.q_size(), nullptr, RotaryDirection::kBackward, exponent_factor(c.head_dim));
   matmul_.input_gradient(n, c.q_size(), c.hidden, d_q_.data(), w.q.bf16.data(), d_normed);
   matmul_.weight_gradient(n, c.q_size(), c.hidden, d_q_.data(), normed_.data(), g.q);
 }

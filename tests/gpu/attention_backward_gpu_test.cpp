@@ -4,25 +4,18 @@
 #include <algorithm>
 #include <random>
 
+#include "attention_gpu_fixture.hpp"
 #include "attention_gradient_gpu_problem.hpp"
 #include "core/error.hpp"
-#include "gpu_test.hpp"
 
 namespace longhalo::testing {
 namespace {
 
-class GpuAttentionGradient : public GpuTest, public ::testing::WithParamInterface<AttentionKernel> {
+class GpuAttentionGradient : public AttentionKernelTest {
  protected:
-  void SetUp() override {
-    GpuTest::SetUp();
-    if (IsSkipped()) return;
-    const DeviceInfo& info = device().info();
-    if (GetParam() == AttentionKernel::kHopper && !info.is_hopper())
-      GTEST_SKIP() << "the Hopper kernel needs compute capability 9.0; " << info.name << " has " << info.major
-                   << "." << info.minor;
-  }
   /// Fills the problem, rounds it to bf16, runs and judges.
   static void expect_kernel(AttentionProblem& p, unsigned seed, KeyLayout layout = KeyLayout::kDense) {
+    p.units = units_of(seed);
     fill(p, seed);
     round_to_bfloat16(p);
     expect_gradient_right(p, seed + 500, GetParam(), stream(), layout);
@@ -139,6 +132,7 @@ TEST_P(GpuAttentionGradient, RowsThatSeeNothingGiveNothing) {
   for (int64_t d : {64, 128}) {
     for (int64_t n : {3, 31, 40, 300}) {
       AttentionProblem p = shape(1, 2, d, 0, n);
+      p.units = n % 2 == 0 ? QueryUnits::kPlain : QueryUnits::kExponents;
       add_band_of_history(p, {1, 30, 65});
       add_band(p, {8, 40, kUnlimited}, 0, 0);
       fill(p, 7);
@@ -156,27 +150,30 @@ TEST_P(GpuAttentionGradient, RowsThatSeeNothingGiveNothing) {
 
 TEST_P(GpuAttentionGradient, ScoresOfAnySizeStayFinite) {
   for (float size : {100.0F, 1e-20F}) {
-    AttentionProblem p = shape(1, 2, 64, 0, 200);
-    add_band_of_history(p, {1, 0, 1});  // one key in sight: only the bounds of each row are looked at
-    p.bands[0].band.far = 150;
-    fill(p, 3);
-    for (float& x : p.q)
-      x *= size;  // scores of hundreds: one key takes all, exp of the others underflows
-    round_to_bfloat16(p);
-    std::vector<float> d_out = normal_floats(p.queries * p.heads * p.head_dim, 9);
-    for (float& x : d_out)
-      x = to_float(to_bfloat16(x));
-    GpuGradient there(p, d_out, stream());
-    there.run(GetParam());
-    const GradientJudgement got = there.answer(), right = judge_backward(p, d_out, kBf16Unit);
-    for (size_t row = 0; row < right.dq_error.size(); ++row) {
-      double squares = 0;
-      for (size_t at = row * 64; at < (row + 1) * 64; ++at)
-        squares += std::pow(got.dq[at] - right.dq[at], 2);
-      ASSERT_LE(std::sqrt(squares), right.dq_error[row]) << "row " << row;
+    for (QueryUnits units : {QueryUnits::kPlain, QueryUnits::kExponents}) {
+      AttentionProblem p = shape(1, 2, 64, 0, 200);
+      p.units = units;
+      add_band_of_history(p, {1, 0, 1});  // one key in sight: only the bounds of each row are looked at
+      p.bands[0].band.far = 150;
+      fill(p, 3);
+      for (float& x : p.q)
+        x *= size;  // scores of hundreds: one key takes all, exp of the others underflows
+      round_to_bfloat16(p);
+      std::vector<float> d_out = normal_floats(p.queries * p.heads * p.head_dim, 9);
+      for (float& x : d_out)
+        x = to_float(to_bfloat16(x));
+      GpuGradient there(p, d_out, stream());
+      there.run(GetParam());
+      const GradientJudgement got = there.answer(), right = judge_backward(p, d_out, kBf16Unit);
+      for (size_t row = 0; row < right.dq_error.size(); ++row) {
+        double squares = 0;
+        for (size_t at = row * 64; at < (row + 1) * 64; ++at)
+          squares += std::pow(got.dq[at] - right.dq[at], 2);
+        ASSERT_LE(std::sqrt(squares), right.dq_error[row]) << "row " << row;
+      }
+      for (double x : got.dk[0])
+        ASSERT_TRUE(std::isfinite(x));
     }
-    for (double x : got.dk[0])
-      ASSERT_TRUE(std::isfinite(x));
   }
 }
 
@@ -184,6 +181,7 @@ TEST_P(GpuAttentionGradient, ScoresOfAnySizeStayFinite) {
 TEST_P(GpuAttentionGradient, ALongerSequence) {
   for (int64_t d : {64, 128}) {
     AttentionProblem p = shape(1, 4, d, 0, 1499);
+    p.units = d == 128 ? QueryUnits::kExponents : QueryUnits::kPlain;
     add_band_of_history(p, {1, 0, 256});
     add_band_of_history(p, {64, 256, kUnlimited});
     p.landmark_bias = {-1, 0, 1, -2};
@@ -249,9 +247,7 @@ TEST_P(GpuAttentionGradient, RefusesProblemsThatNoCallerMayPose) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuAttentionGradient,
                          ::testing::Values(AttentionKernel::kHopper, AttentionKernel::kPortable),
-                         [](const auto& info) -> std::string {
-                           return info.param == AttentionKernel::kHopper ? "Hopper" : "Portable";
-                         });
+                         kernel_name);
 
 }  // namespace
 }  // namespace longhalo::testing

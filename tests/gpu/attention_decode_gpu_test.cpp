@@ -31,6 +31,7 @@ TEST_F(GpuDecode, OneToEightQueriesOverLongContexts) {
         add_band_of_history(p, {1, 0, 4096});
         add_band_of_history(p, {64, 4096, kUnlimited});
         p.landmark_bias.assign(static_cast<size_t>(p.heads), -2.0F);
+        p.units = units_of(seed);
         fill(p, seed++);
         round_to_bfloat16(p);
         expect_kernel_right(p, AttentionKernel::kDecode, stream(),
@@ -45,6 +46,7 @@ TEST_F(GpuDecode, DenseContextsOfAnyLength) {
   for (int64_t position : {0, 1, 15, 16, 17, 63, 64, 1000, 4097, 60'001}) {
     AttentionProblem p = problem(1, 4, 128, position, 1);
     add_band_of_history(p, {1, 0, kUnlimited});
+    p.units = units_of(static_cast<unsigned>(position));
     fill(p, static_cast<unsigned>(position));
     round_to_bfloat16(p);
     expect_kernel_right(p, AttentionKernel::kDecode, stream());
@@ -70,6 +72,7 @@ TEST_F(GpuDecode, OneGraphServesEveryPosition) {
     add_band(p, {1, 0, 4096}, 0, kMost + queries);
     add_band(p, {64, 4096, kUnlimited}, 0, kMost / 64);
     p.landmark_bias = {-3, -2, -1, 0, 1, 2, 0.5F, -0.5F};
+    p.units = QueryUnits::kExponents;
     fill(p, 17);
     round_to_bfloat16(p);
     Stream own;

@@ -53,6 +53,10 @@ void round_to_bfloat16(AttentionProblem& problem) {
   }
 }
 
+QueryUnits units_of(unsigned seed) {
+  return std::popcount(seed) % 2 == 1 ? QueryUnits::kExponents : QueryUnits::kPlain;
+}
+
 bool same_bits(const GpuAnswer& a, const GpuAnswer& b) {
   return a.out.size() == b.out.size() && a.lse.size() == b.lse.size() &&
          std::memcmp(a.out.data(), b.out.data(), a.out.size() * sizeof(BFloat16)) == 0 &&
@@ -62,6 +66,7 @@ bool same_bits(const GpuAnswer& a, const GpuAnswer& b) {
 GpuAttention::GpuAttention(const AttentionProblem& problem, cudaStream_t stream, KeyLayout layout)
     : stream_(stream) {
   shape_.heads = problem.heads, shape_.kv_heads = problem.kv_heads, shape_.head_dim = problem.head_dim;
+  shape_.units = problem.units;
   shape_.queries = problem.queries, shape_.first_query = problem.first_query;
   q_ = upload(to_bits(problem.q), stream);
   if (!problem.landmark_bias.empty()) bias_ = upload(problem.landmark_bias, stream);

@@ -14,6 +14,9 @@ namespace longhalo::testing {
 /// Rounds q, the keys and the values to numbers that bf16 holds.
 void round_to_bfloat16(AttentionProblem& problem);
 
+/// For problems of many seeds: kExponents for half of the odd ones and half of the even ones.
+QueryUnits units_of(unsigned seed);
+
 /// How the rows of keys and values lie in memory: each array dense; [count, 2, H_kv, d], keys and values in
 /// one; or each with 8 elements of NaN behind every row.
 enum class KeyLayout { kDense, kInterleaved, kPadded };

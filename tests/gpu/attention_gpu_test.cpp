@@ -1,5 +1,6 @@
 // The GPU's attention kernels against the fp64 reference. One body for all of them; the decode kernel takes
-// the last few queries of the same problems.
+// the last few queries of the same problems. What scores of unusual sizes do is in
+// attention_scores_gpu_test.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,38 +8,21 @@
 #include <limits>
 #include <random>
 
-#include "attention_gpu_problem.hpp"
-#include "gpu_test.hpp"
+#include "attention_gpu_fixture.hpp"
 
 namespace longhalo::testing {
 namespace {
 
-class GpuAttentionKernel : public GpuTest, public ::testing::WithParamInterface<AttentionKernel> {
+class GpuAttentionKernel : public AttentionKernelTest {
  protected:
-  void SetUp() override {
-    GpuTest::SetUp();
-    if (IsSkipped()) return;
-    const DeviceInfo& info = device().info();
-    if (GetParam() == AttentionKernel::kHopper && !info.is_hopper())
-      GTEST_SKIP() << "the Hopper kernel needs compute capability 9.0; " << info.name << " has " << info.major
-                   << "." << info.minor;
-  }
-  /// So many queries as the kernel takes: n, or the last few of them.
-  static void set_queries(AttentionProblem& p, int64_t first_query, int64_t n) {
-    p.queries = GetParam() == AttentionKernel::kDecode ? std::min(n, kGpuDecodeQueries) : n;
-    p.first_query = first_query + n - p.queries;
-  }
   /// Fills the problem, rounds it to bf16, runs and judges.
   static void expect_kernel(AttentionProblem& p, unsigned seed, KeyLayout layout = KeyLayout::kDense) {
+    p.units = units_of(seed);
     fill(p, seed);
     round_to_bfloat16(p);
     expect_kernel_right(p, GetParam(), stream(), layout);
   }
 };
-
-void set_heads(AttentionProblem& p, int64_t kv_heads, int64_t group, int64_t head_dim) {
-  p.kv_heads = kv_heads, p.heads = kv_heads * group, p.head_dim = head_dim;
-}
 
 void set_bias(AttentionProblem& p, std::mt19937& random) {
   p.landmark_bias.resize(static_cast<size_t>(p.heads));
@@ -137,6 +121,7 @@ TEST_P(GpuAttentionKernel, StridesOfLandmarks) {
       add_band_of_history(p, {1, 0, stride});
       add_band_of_history(p, {stride, stride, kUnlimited});
       p.landmark_bias = {-3, 0, 1.5F, -0.25F};
+      p.units = units_of(seed);
       fill(p, seed++);
       round_to_bfloat16(p);
       GpuAttention there(p, stream());
@@ -207,6 +192,7 @@ TEST_P(GpuAttentionKernel, KeyArraysThatBeginLateAndEndEarly) {
 TEST_P(GpuAttentionKernel, RowsThatSeeNothingGiveZero) {
   for (int64_t n : {3, 40, 300}) {
     AttentionProblem p;
+    p.units = n == 40 ? QueryUnits::kPlain : QueryUnits::kExponents;
     set_heads(p, 1, 2, 64);
     set_queries(p, 0, n);
     add_band_of_history(p, {1, 30, 35});
@@ -232,6 +218,7 @@ TEST_P(GpuAttentionKernel, RowsThatSeeNothingGiveZero) {
 TEST_P(GpuAttentionKernel, EveryRowUsesExactlyTheKeysThatItSees) {
   for (int64_t window : {130, 301, 1024}) {
     AttentionProblem p;
+    p.units = window == 301 ? QueryUnits::kPlain : QueryUnits::kExponents;
     set_heads(p, 1, 2, 128);
     set_queries(p, 2000, 1511);
     add_band_of_history(p, {1, 0, window});
@@ -271,40 +258,9 @@ TEST_P(GpuAttentionKernel, EveryRowUsesExactlyTheKeysThatItSees) {
   }
 }
 
-TEST_P(GpuAttentionKernel, ScoresOfAnySizeStayFinite) {
-  for (float size : {1000.0F, 1e-20F}) {
-    AttentionProblem p;
-    set_heads(p, 1, 2, 64);
-    set_queries(p, 0, 300);
-    add_band_of_history(p, {1, 0, 150});
-    add_band_of_history(p, {16, 150, kUnlimited});
-    fill(p, 3);
-    for (float& x : p.q)
-      x *= size;  // scores of thousands: one key takes all, exp of the others underflows
-    round_to_bfloat16(p);
-    expect_kernel_right(p, GetParam(), stream());
-  }
-}
-
-// Scores that grow along the keys: the running maximum moves at every key tile.
-TEST_P(GpuAttentionKernel, TheLargestScoreMayComeFirstOrLast) {
-  for (float slope : {0.02F, -0.02F}) {
-    AttentionProblem p;
-    set_heads(p, 1, 2, 128);
-    set_queries(p, 2000, 150);
-    add_band_of_history(p, {1, 0, 1500});
-    fill(p, 4);
-    std::fill(p.q.begin(), p.q.end(), 1.0F);
-    const auto d = static_cast<size_t>(p.head_dim);
-    for (size_t at = 0; at < p.bands[0].k.size(); ++at)
-      p.bands[0].k[at] = slope * static_cast<float>(at / d) / std::sqrt(static_cast<float>(d));
-    round_to_bfloat16(p);
-    expect_kernel_right(p, GetParam(), stream());
-  }
-}
-
 TEST_P(GpuAttentionKernel, TheLayoutOfTheKeysAndAnLseThatNobodyWantsChangeNothing) {
   AttentionProblem p;
+  p.units = QueryUnits::kExponents;
   set_heads(p, 2, 4, 128);
   set_queries(p, 500, 200);
   add_band_of_history(p, {1, 0, 320});
@@ -324,34 +280,33 @@ TEST_P(GpuAttentionKernel, TheLayoutOfTheKeysAndAnLseThatNobodyWantsChangeNothin
 
 TEST_P(GpuAttentionKernel, ALongerSequenceOnASampleOfItsRows) {
   for (int64_t d : {64, 128}) {
-    AttentionProblem p;
-    set_heads(p, 2, 4, d);
-    set_queries(p, 0, 4096);
-    add_band_of_history(p, {1, 0, 1024});
-    add_band_of_history(p, {64, 1024, kUnlimited});
-    p.landmark_bias.assign(8, -1.0F);
-    fill(p, static_cast<unsigned>(d));
-    round_to_bfloat16(p);
-    GpuAttention there(p, stream());
-    const GpuAnswer first = there.run(GetParam());
-    for (int repeat = 0; repeat < 5; ++repeat)
-      ASSERT_TRUE(same_bits(first, there.run(GetParam()))) << "repeat " << repeat;
-    std::mt19937 random(9);
-    std::vector<int64_t> rows{0, p.queries - 1};
-    for (int i = 0; i < 150; ++i)
-      rows.push_back(static_cast<int64_t>(random()) % p.queries);
-    expect_right(p, first, rows);
+    for (QueryUnits units : {QueryUnits::kPlain, QueryUnits::kExponents}) {
+      AttentionProblem p;
+      p.units = units;
+      set_heads(p, 2, 4, d);
+      set_queries(p, 0, 4096);
+      add_band_of_history(p, {1, 0, 1024});
+      add_band_of_history(p, {64, 1024, kUnlimited});
+      p.landmark_bias.assign(8, -1.0F);
+      fill(p, static_cast<unsigned>(d));
+      round_to_bfloat16(p);
+      GpuAttention there(p, stream());
+      const GpuAnswer first = there.run(GetParam());
+      for (int repeat = 0; repeat < 5; ++repeat)
+        ASSERT_TRUE(same_bits(first, there.run(GetParam()))) << "repeat " << repeat;
+      std::mt19937 random(9);
+      std::vector<int64_t> rows{0, p.queries - 1};
+      for (int i = 0; i < 150; ++i)
+        rows.push_back(static_cast<int64_t>(random()) % p.queries);
+      expect_right(p, first, rows);
+    }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuAttentionKernel,
                          ::testing::Values(AttentionKernel::kHopper, AttentionKernel::kPortable,
                                            AttentionKernel::kDecode),
-                         [](const auto& info) -> std::string {
-                           return info.param == AttentionKernel::kHopper     ? "Hopper"
-                                  : info.param == AttentionKernel::kPortable ? "Portable"
-                                                                             : "Decode";
-                         });
+                         kernel_name);
 
 }  // namespace
 }  // namespace longhalo::testing

@@ -1,4 +1,6 @@
 // Rotary embedding at small and at very large positions against its definition in fp64.
+#include <algorithm>
+
 #include "gpu_test.hpp"
 #include "guarded.hpp"
 #include "kernels/rotary/rotary.hpp"
@@ -10,6 +12,8 @@ struct Case {
   int64_t n, heads, head_dim, row_stride;
   double first_position, step;
   int64_t added_position;  // read on the device; 0: none
+  float factor = 1;
+  RotaryDirection direction = RotaryDirection::kForward;
 };
 
 const Case kCases[] = {{1, 1, 16, 16, 0, 1, 0},
@@ -20,23 +24,31 @@ const Case kCases[] = {{1, 1, 16, 16, 0, 1, 0},
                        {3, 2, 256, 2 * 256, 0.5, 1, 131},
                        {2, 160, 128, 160 * 128, 12'345, 1, 0},
                        {70, 1, 4096, 4096, 7, 1, 0},
-                       {0, 4, 64, 256, 0, 1, 0}};
+                       {0, 4, 64, 256, 0, 1, 0},
+                       {133, 6, 128, 6 * 128, 1'000'003, 1, 0, 0.1275F},
+                       {133, 6, 128, 6 * 128 + 8, 1'000'003, 1, 0, 0.1275F, RotaryDirection::kBackward},
+                       {5, 32, 64, 32 * 64, 0, 1, 77'777, 0.18F},
+                       {9, 4, 64, 4 * 64, 12, 1, 0, -300.0F, RotaryDirection::kBackward}};
 
 class RotaryGpu : public GpuTest {};
 
 TEST_F(RotaryGpu, AgreesWithTheDefinition) {
   for (const Case& c : kCases) {
-    SCOPED_TRACE(::testing::Message() << "n " << c.n << ", heads " << c.heads << ", d " << c.head_dim
-                                      << " from " << c.first_position << " + " << c.added_position);
+    SCOPED_TRACE(::testing::Message()
+                 << "n " << c.n << ", heads " << c.heads << ", d " << c.head_dim << " from "
+                 << c.first_position << " + " << c.added_position << ", times " << c.factor);
     const int64_t row = c.heads * c.head_dim, half = c.head_dim / 2;
     const auto before = normal_bf16(c.n * c.row_stride, 1);
     const auto frequencies = rotary_frequencies(c.head_dim, 500'000);
     const double first = c.first_position + static_cast<double>(c.added_position);
     const auto as_doubles = doubles(before);
     std::vector<double> right = as_doubles;  // what lies between the rows stays as it is
-    for (int64_t i = 0; i < c.n; ++i)
-      rotary_reference(1, c.heads, c.head_dim, frequencies, first + static_cast<double>(i) * c.step, 1,
-                       right.data() + i * c.row_stride);
+    for (int64_t i = 0; i < c.n; ++i) {
+      double* const to = right.data() + i * c.row_stride;
+      rotary_reference(1, c.heads, c.head_dim, frequencies, first + static_cast<double>(i) * c.step, 1, to,
+                       c.direction);
+      std::transform(to, to + row, to, [&](double x) { return c.factor * x; });
+    }
 
     Guarded<BFloat16> x(c.n * c.row_stride, stream());
     const auto there = to_device<double>(frequencies, "frequencies", stream());
@@ -44,19 +56,20 @@ TEST_F(RotaryGpu, AgreesWithTheDefinition) {
     const auto run = [&] {
       x.put(before);
       rotary(stream(), c.n, c.heads, c.head_dim, there.data(), c.first_position, c.step, x.data(),
-             c.row_stride, c.added_position > 0 ? position.data() : nullptr);
+             c.row_stride, c.added_position > 0 ? position.data() : nullptr, c.direction, c.factor);
       return x.values();
     };
     const auto got = run();
     // The angle is exact to 4e-9 radians in position and product at 10^7, to 2^-22 after its rounding to fp32
-    // (half a turn), cosine and sine to 2 units of 2^-23; two products and a sum. All relative to the pair's
-    // magnitudes.
+    // (half a turn), cosine and sine to 2 units of 2^-23; their product with the factor, two products and a
+    // sum. All relative to the pair's magnitudes, times the factor.
     expect_near(got, right, kBf16Unit, [&](size_t at) {
       const auto row_at = static_cast<int64_t>(at) % c.row_stride;
       if (row_at >= row) return -kBf16Unit * std::abs(right[at]);  // not a bit may change
       const size_t other =
           row_at % c.head_dim < half ? at + static_cast<size_t>(half) : at - static_cast<size_t>(half);
-      return (0x1p-22 + 8 * kFp32Unit) * (std::abs(as_doubles[at]) + std::abs(as_doubles[other]));
+      return (0x1p-22 + 8 * kFp32Unit) * std::abs(c.factor) *
+             (std::abs(as_doubles[at]) + std::abs(as_doubles[other]));
     });
     expect_same_bits(run(), got);
   }

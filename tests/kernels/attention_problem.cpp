@@ -53,7 +53,8 @@ std::vector<int64_t> documents(std::mt19937& random, int64_t first_query, int64_
 std::string AttentionProblem::text() const {
   std::string words =
       longhalo::text("H ", heads, " H_kv ", kv_heads, " d ", head_dim, " n ", queries, " first_query ",
-                     first_query, doc_start.empty() ? "" : " packed", landmark_bias.empty() ? "" : " bias");
+                     first_query, doc_start.empty() ? "" : " packed", landmark_bias.empty() ? "" : " bias",
+                     units == QueryUnits::kExponents ? " q in exponents" : "");
   for (const OwnedBand& b : bands)
     words += longhalo::text(" {", b.band.stride, ", ", b.band.near, ", ", b.band.far, "} keys [", b.first_key,
                             ", ", b.first_key + b.count, ")");
@@ -177,6 +178,8 @@ void fill(AttentionProblem& problem, unsigned seed) {
       value = normal(random);
   };
   fill_one(problem.q, problem.queries * problem.heads * problem.head_dim);
+  for (float& value : problem.q)
+    value *= problem.query_factor();
   for (OwnedBand& b : problem.bands) {
     fill_one(b.k, b.count * problem.kv_heads * problem.head_dim);
     fill_one(b.v, b.count * problem.kv_heads * problem.head_dim);

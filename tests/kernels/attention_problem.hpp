@@ -21,12 +21,20 @@ struct OwnedBand {
   std::vector<float> k, v;
 };
 
+/// What fill() multiplies normal queries with, and the scale that goes with it: 1 and d^-1/2, or
+/// exponent_factor(d) and kExponentScale.
+enum class QueryUnits { kPlain, kExponents };
+
 struct AttentionProblem {
   int64_t heads = 1, kv_heads = 1, head_dim = 8, queries = 1, first_query = 0;
   std::vector<OwnedBand> bands;
   std::vector<float> q, landmark_bias;  // an empty bias is not given
   std::vector<int64_t> doc_start;       // empty: not given
-  float scale() const { return 1.0F / std::sqrt(static_cast<float>(head_dim)); }
+  QueryUnits units = QueryUnits::kPlain;
+  float scale() const {
+    return units == QueryUnits::kExponents ? kExponentScale : 1.0F / std::sqrt(static_cast<float>(head_dim));
+  }
+  float query_factor() const { return units == QueryUnits::kExponents ? exponent_factor(head_dim) : 1.0F; }
   int64_t last_query() const { return first_query + queries - 1; }
   std::string text() const;
 };
@@ -51,7 +59,7 @@ Judgement judge(const AttentionProblem& problem, const std::vector<int64_t>& row
 /// Adds GoogleTest failures for rows of `answer` that rounding does not explain, with the problem's text.
 void expect_right(const AttentionProblem& problem, const AttentionAnswer& answer);
 
-/// Fills q, the keys and the values with normal numbers.
+/// Fills q, the keys and the values with normal numbers; q's are multiplied with query_factor().
 void fill(AttentionProblem& problem, unsigned seed);
 
 /// Gives the problem a band with keys [first_key, first_key + count) (numbers by fill()).
