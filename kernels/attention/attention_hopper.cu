@@ -177,10 +177,8 @@ struct Consumer {
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = softmax.sum[half];
-      sum += __shfl_xor_sync(0xffffffff, sum, 1);
-      sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      factor[half] = sum == 0 ? 0 : __fdividef(1.0F, sum);
+      const float sum = sum_of_row(softmax.sum[half]);
+      factor[half] = sum == 0 ? 0 : __fdividef(1.0F, sum + softmax.rounding[half]);
       const int query = item.first_query + row() + 8 * half;
       if (p.lse != nullptr && lane % 4 == 0 && query < p.queries)
         p.lse[static_cast<int64_t>(item.head) * p.queries + query] =
@@ -276,7 +274,7 @@ struct Consumer {
       mask(s, view, 0);
       const float band_bias = bias * p.band[at.band].bias_unit;
       raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
-      soften<Relative::kToRaised>(s, softmax, p.scale_log2, band_bias);
+      soften<Relative::kToRaised, true>(s, softmax, p.scale_log2, band_bias);
       keys_done();
       edge_done(at_edge);
       pack_weights(s, 0);
@@ -292,7 +290,7 @@ struct Consumer {
       const float band_bias = bias * p.band[at.band].bias_unit;
       mask(s, view, first);
       const bool grown = raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
-      soften<Relative::kToRaised>(s, softmax, p.scale_log2, band_bias);
+      soften<Relative::kToRaised, true>(s, softmax, p.scale_log2, band_bias);
       keys_done();
       wait_for_output();
       pack_weights(s, first);
@@ -332,12 +330,12 @@ struct Consumer {
         asm volatile("" : "+r"(masked));  // keeps the loop one
         mask(s, masked, 0);
         bool grown = false;
-        if (!(plain ? soften<Relative::kToNothing>(s, softmax, 1, 0)
-                    : soften<Relative::kToTop>(s, softmax, p.scale_log2, band_bias))) {
+        if (!(plain ? soften<Relative::kToNothing, false>(s, softmax, 1, 0)
+                    : soften<Relative::kToTop, false>(s, softmax, p.scale_log2, band_bias))) {
           multiply_keys_again(s, 0);
           mask(s, view, 0);
           grown = raise_maxima(s, softmax, p.scale_log2, band_bias, rescale);
-          soften<Relative::kToRaised>(s, softmax, p.scale_log2, band_bias);
+          soften<Relative::kToRaised, false>(s, softmax, p.scale_log2, band_bias);
           plain = false;
         }
         keys_done();

@@ -18,9 +18,13 @@ struct Softmax {
   float top[2];  // what scores are relative to, in log2: 0 where that will do; equal in the four threads of a
                  // row
   float sum[2];  // of this thread's columns
+  // How much larger the whole row's sum is when weights of the item's first tiles are rounded, those of the
+  // nearest keys, which may be all that a row sees: a query that sees one key then gets its value exactly.
+  float rounding[2];
   __device__ void reset() {
     top[0] = top[1] = -INFINITY;
     sum[0] = sum[1] = 0;
+    rounding[0] = rounding[1] = 0;
   }
   /// Whether this holds for every row of this warp.
   __device__ bool relative_to_nothing() const { return __all_sync(0xffffffff, top[0] == 0 && top[1] == 0); }
@@ -53,10 +57,31 @@ __device__ bool raise_maxima(const float (&s)[kRegisters], Softmax& softmax, flo
       rescale[half] = exp2_fast(softmax.top[half] - top);
       softmax.top[half] = top;
       softmax.sum[half] *= rescale[half];
+      softmax.rounding[half] *= rescale[half];
       grown = true;
     }
   }
   return __any_sync(0xffffffff, grown);
+}
+
+inline __device__ float sum_of_row(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// Rows' sums of weights as the product with V takes them, by a product with ones. Pairs are packed in the
+// other order than for that one: the compiler must not keep these for it, whose registers are not free yet.
+template <int kRegisters>
+__device__ void sum_rounded(const float (&s)[kRegisters], float (&sums)[2]) {
+  constexpr uint32_t kOnes = 0x3f803f80;
+  float total[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int i = 0; i < kRegisters; i += 8) {
+    const uint32_t a[4] = {pack_bf16(s[i + 1], s[i]), pack_bf16(s[i + 3], s[i + 2]),
+                           pack_bf16(s[i + 5], s[i + 4]), pack_bf16(s[i + 7], s[i + 6])};
+    multiply_add(total, a, kOnes, kOnes, total);
+  }
+  sums[0] = total[0], sums[1] = total[2];
 }
 
 // What scores are taken relative to.
@@ -68,8 +93,8 @@ enum class Relative {
 
 // Scores to weights in place, and into the sums. False, with nothing but `s` changed, when a weight became
 // too large, or a row has no maximum yet; never right after raise_maxima: a row of NaN must not keep the sums
-// of its neighbours from growing.
-template <Relative kRelative, int kRegisters>
+// of its neighbours from growing. With `kRounds` also into `rounding`.
+template <Relative kRelative, bool kRounds, int kRegisters>
 __device__ bool soften(float (&s)[kRegisters], Softmax& softmax, float scale, float bias) {
   float total[2];
 #pragma unroll
@@ -91,6 +116,13 @@ __device__ bool soften(float (&s)[kRegisters], Softmax& softmax, float scale, fl
   constexpr float kLargest = 0x1p64F;
   const bool fine = __all_sync(0xffffffff, total[0] < kLargest && total[1] < kLargest);
   if (!fine && kRelative != Relative::kToRaised) return false;
+  if constexpr (kRounds) {
+    float rounded[2];
+    sum_rounded(s, rounded);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      softmax.rounding[half] += rounded[half] - sum_of_row(total[half]);
+  }
   softmax.sum[0] += total[0];
   softmax.sum[1] += total[1];
   return true;
