@@ -319,6 +319,8 @@ struct Consumer {
         finish_key_gradients<1>(query_read, out_read);
         make_dq(first);
         end_step();
+        static_assert(S::kOutStages > 1,
+                      "d_out of the next step must come while the other warpgroup reads this one's");
         hopper::mbarrier_wait(&shared.out_full[out.stage], out.phase);
         hopper::wgmma_own(dp);
         hopper::wgmma_fence();

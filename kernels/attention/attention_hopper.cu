@@ -8,15 +8,16 @@
 // computes exponentials while another multiplies. This goes on across items: the next item's first product is
 // started before the last one's output is written.
 //
-// Of each band only the key tiles that some query of the tile sees are visited. Most are seen by every query,
-// and have a loop of their own. What queries see of the others warp 0 finds out ahead; of those a warpgroup
-// multiplies half where its queries see no more. What runs once an item runs from cold instruction caches, so
-// there is little of it.
+// Of each band only the key tiles that some query of the tile sees are visited. What queries see of those
+// that not all see warp 0 finds out ahead. All tiles go through one loop but an item's first, until every row
+// has seen a key; of these a warpgroup multiplies half where its queries see no more. What runs once an item
+// runs from cold instruction caches, so there is little of it.
 //
-// Scores are in units of log2. What they are taken relative to may be far from a row's maximum, by kLag:
-// where 0 will do, it is 0, and where besides the queries hold the scale (kExponentScale), weights are the
-// scores' exponentials and nothing else. Maxima are looked for only in an item's first tiles, and where
-// weights grow too large; O is rescaled only then.
+// Scores are in units of log2. What they are taken relative to may be far from a row's maximum: where 0 will
+// do, it is 0, and where besides the queries hold the scale (kExponentScale), weights are the scores'
+// exponentials and nothing else. Maxima are looked for only in an item's first tiles, and where weights grow
+// too large; O is rescaled only then.
+// NOTE: a row of NaN has its warp make every tile again, by the slow products of multiply_keys_again().
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -258,7 +259,7 @@ struct Consumer {
     const Item* item = &shared.item[q.stage];
     at.start(p, *item);
     float bias = bias_of(item->head);
-    bool anchored;  // whether every row of this warpgroup has seen a key of the item
+    bool anchored;  // whether there was a tile of the item of which every row of this warpgroup saw a key
     {
       float s[64];
       const bool at_edge = at.edge(*item);
@@ -284,7 +285,7 @@ struct Consumer {
 
     // A tile, or half of it, after which more rows have a maximum; perhaps the first of an item. Whether O
     // must be rescaled.
-    const auto look_at = [&]<int kKeys>(int view, int first) {
+    const auto anchoring_step = [&]<int kKeys>(int view, int first) {
       float s[kKeys / 2];
       start_products(s, first, first_of_item);
       const float band_bias = bias * p.band[at.band].bias_unit;
@@ -298,7 +299,7 @@ struct Consumer {
     };
 
     while (true) {
-      // Tiles that every query sees, as long as they come, or one that not every query does.
+      // Tiles that every query sees, as long as they come, or one of any kind.
       int tiles = anchored ? at.full_tiles_ahead(*item) : 0;
       at.tile -= tiles;
       int view = kAllSee;
@@ -318,16 +319,16 @@ struct Consumer {
         }
         at_edge = at.edge(*item);
         view = look(at_edge);
-        tiles = anchored;
+        tiles = anchored;  // 1 or 0
       }
       const float band_bias = bias * p.band[at.band].bias_unit;
-      bool plain = p.scale_log2 == 1 && band_bias == 0 && softmax.relative_to_nothing();
+      bool plain = p.scale_log2 == 1 && band_bias == 0 && softmax.tops_are_zero();
       for (; tiles > 0; --tiles) {
         float s[64];
         start_products(s, 0, first_of_item);
         first_of_item = false;
         int masked = view;
-        asm volatile("" : "+r"(masked));  // keeps the loop one
+        asm volatile("" : "+r"(masked));  // else the compiler makes two loops, and the second runs cold
         mask(s, masked, 0);
         bool grown = false;
         if (!(plain ? soften<Relative::kToNothing, false>(s, softmax, 1, 0)
@@ -347,8 +348,9 @@ struct Consumer {
         const Softmax before = softmax;
         if (fresh) softmax.reset();
         const int first = view & kSecondHalf ? kHalfTile : 0;
-        const bool grown = view & (kFirstHalf | kSecondHalf) ? look_at.template operator()<64>(view, first)
-                                                             : look_at.template operator()<128>(view, 0);
+        const bool grown = view & (kFirstHalf | kSecondHalf)
+                               ? anchoring_step.template operator()<64>(view, first)
+                               : anchoring_step.template operator()<128>(view, 0);
         first_of_item = fresh;
         if (fresh)
           write(before, last);

@@ -1,6 +1,6 @@
 // The running softmax of the Hopper attention kernel, on scores as wgmma leaves them in registers: each
-// thread holds 32 columns of two rows, and four neighbouring threads share a row. Scores are in units of
-// log2.
+// thread holds 32 columns of two rows (16 of half a tile), and four neighbouring threads share a row. Scores
+// are in units of log2.
 #pragma once
 
 #include <cmath>
@@ -9,8 +9,9 @@
 
 namespace longhalo::hopper_attention {
 
-// How far, in log2, a row's maximum may be from what its scores are relative to. Far less than fp32 and bf16
-// reach, so that nothing is lost.
+// How far, in log2, a row's maximum may be from what its scores are relative to when that is chosen. Later
+// weights may grow until those of a row in one thread add up to 2^64. fp32 and bf16 reach further on both
+// sides, so that nothing is lost.
 inline constexpr float kLag = 32;
 
 // The running softmax of one thread's two rows, `rows[0]` and `rows[1]` = rows[0] + 8 of the warpgroup's 64.
@@ -26,8 +27,8 @@ struct Softmax {
     sum[0] = sum[1] = 0;
     rounding[0] = rounding[1] = 0;
   }
-  /// Whether this holds for every row of this warp.
-  __device__ bool relative_to_nothing() const { return __all_sync(0xffffffff, top[0] == 0 && top[1] == 0); }
+  /// Of every row of this warp.
+  __device__ bool tops_are_zero() const { return __all_sync(0xffffffff, top[0] == 0 && top[1] == 0); }
 };
 
 // Raises the maxima to what the scores ask for. `rescale` gets what earlier sums and outputs must be

@@ -124,7 +124,7 @@ void DeviceLayerBackward::attend(const Tile& tile, std::span<const BandGradient<
     attention_workspace_ = DeviceBuffer<uint8_t>(bytes, "attention's gradient", stream_);
   }
   attention.workspace = attention_workspace_.data();
-  attention_backward(stream_, attention);
+  attention_backward(stream_, attention);  // d_q of the queries as attention has them: turned and multiplied
   rotary(stream_, n, c.heads, c.head_dim, frequencies_.data(), static_cast<double>(tile.first_position), 1,
          d_q_.data(), c.q_size(), nullptr, RotaryDirection::kBackward, exponent_factor(c.head_dim));
   matmul_.input_gradient(n, c.q_size(), c.hidden, d_q_.data(), w.q.bf16.data(), d_normed);

@@ -211,6 +211,18 @@ TEST_P(GpuAttentionGradient, ALongerSequence) {
   }
 }
 
+// More key tiles than a GPU has multiprocessors for: a block works on one after the other.
+TEST_P(GpuAttentionGradient, ManyHeads) {
+  for (int64_t d : {64, 128}) {
+    AttentionProblem p = shape(100, 1, d, 0, 200);
+    add_band_of_history(p, {1, 0, 150});
+    add_band_of_history(p, {16, 150, kUnlimited});
+    p.landmark_bias = normal_floats(p.heads, 5);
+    expect_kernel(p, static_cast<unsigned>(d + 3));
+    if (HasFailure()) return;
+  }
+}
+
 TEST_P(GpuAttentionGradient, NoQueriesAndNoKeysAddNothing) {
   AttentionProblem p = shape(2, 2, 64, 5, 40);
   add_band(p, {1, 0, 10}, 0, 0);

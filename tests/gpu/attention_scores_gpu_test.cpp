@@ -1,7 +1,8 @@
 // Scores of unusual sizes, and rows that are not numbers: what the GPU's attention kernels take scores
-// relative to. Without need they seek no maxima, and the Hopper kernel subtracts none where queries come in
-// units of exponents and every row of a warp has its first maximum within 2^-32 and 2^32; here are those that
-// need it, early, late, in all rows or in some. One body for all kernels, all against the fp64 reference.
+// relative to. The Hopper and the portable kernel seek no maxima without need, and the Hopper kernel
+// subtracts none where queries come in units of exponents and every row of a warp has its first maximum
+// within 2^-32 and 2^32; here are those that need it, early, late, in all rows or in some. One body for all
+// kernels, all against the fp64 reference.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -251,6 +252,49 @@ TEST_P(GpuAttentionScores, OfNaNOrInfinityLeaveOtherRowsRight) {
         }
         if (HasFailure()) return;
       }
+    }
+  }
+}
+
+// More heads than a GPU has multiprocessors for, of three kinds again and again, alone and in pairs: what a
+// block keeps of an item must not reach the next one, which is of another kind.
+TEST_P(GpuAttentionScores, OfOneItemDoNotReachTheNext) {
+  constexpr int64_t kKinds = 3, kWrongRow = 50;
+  for (int64_t copies : {95, 96}) {
+    for (QueryUnits units : kBothUnits) {
+      AttentionProblem p = problem(copies == 95 ? 128 : 64, units, kKinds * copies);
+      const int64_t d = p.head_dim;
+      const int64_t wrong_row = std::min(kWrongRow, p.queries / 2);
+      fill(p, 13);
+      for (int64_t row = 0; row < p.queries; ++row)
+        for (int64_t head = 0; head < p.heads; ++head)
+          for (int64_t c = 0; c < d; ++c) {
+            const auto at = [&](int64_t of_head) {
+              return static_cast<size_t>((row * p.heads + of_head) * d + c);
+            };
+            if (head >= kKinds)
+              p.q[at(head)] = p.q[at(head % kKinds)];
+            else if (head == 1)
+              p.q[at(head)] *= 40;
+          }
+      round_to_bfloat16(p);
+      AttentionProblem spoiled = p;
+      for (int64_t head = 0; head < p.heads; head += kKinds)
+        spoiled.q[static_cast<size_t>((wrong_row * p.heads + head) * d)] =
+            std::numeric_limits<float>::quiet_NaN();
+      GpuAttention there(spoiled, stream());
+      const GpuAnswer answer = there.run(GetParam());
+      for (int64_t row = 0; row < p.queries; ++row)
+        for (int64_t head = kKinds; head < p.heads; ++head)
+          for (int64_t c = 0; c < d; ++c) {
+            const auto at = [&](int64_t of_head) {
+              return static_cast<size_t>((row * p.heads + of_head) * d + c);
+            };
+            ASSERT_EQ(answer.out[at(head)].bits, answer.out[at(head % kKinds)].bits)
+                << "row " << row << ", head " << head;
+          }
+      expect_right(p, answer, {0, p.queries - 1});
+      if (HasFailure()) return;
     }
   }
 }
