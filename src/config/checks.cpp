@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "config/schema.hpp"
+#include "core/file_access.hpp"
+#include "core/model_names.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
@@ -313,19 +315,10 @@ class Checker {
 
   // A file of this name in a model's folder is read, or copied to a trained one, as a part of it.
   static bool is_of_model(const std::filesystem::path& name) {
-    constexpr const char* kNames[] = {"config.json",
-                                      "generation_config.json",
-                                      "model.safetensors.index.json",
-                                      "tokenizer.json",
-                                      "tokenizer.model",
-                                      "tokenizer_config.json",
-                                      "special_tokens_map.json",
-                                      "added_tokens.json",
-                                      "vocab.json",
-                                      "merges.txt",
-                                      "chat_template.jinja"};
-    return name.extension() == ".safetensors" ||
-           std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+    const auto is_one_of = [&](const auto& names) {
+      return std::find(std::begin(names), std::end(names), name) != std::end(names);
+    };
+    return name.extension() == ".safetensors" || is_one_of(kModelDescriptions) || is_one_of(kModelCompanions);
   }
 
   std::vector<Place> places_of_job() const {

@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "core/model_names.hpp"
 #include "core/text.hpp"
 #include "model/checkpoint_reader.hpp"
 #include "storage/atomic_file.hpp"
@@ -19,11 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-// What belongs to a model beside its weights and config.json.
-constexpr const char* kCompanions[] = {"tokenizer.json",          "tokenizer.model",  "tokenizer_config.json",
-                                       "special_tokens_map.json", "vocab.json",       "merges.txt",
-                                       "chat_template.jinja",     "added_tokens.json"};
 
 constexpr int64_t kMostBytes = int64_t{1} << 30;  // of a tokenizer, the largest of them
 
@@ -143,7 +139,7 @@ std::vector<std::pair<std::string, std::string>> model_files(const ModelConfig& 
     if (!origin.empty() && fs::exists(origin / name))
       files.emplace_back(name, read_text_file(origin / name, kMostBytes));
   };
-  for (const char* name : kCompanions)
+  for (const char* name : kModelCompanions)
     take_along(name);
   if (keeps) take_along("generation_config.json");
   return files;
@@ -168,9 +164,9 @@ void save_model(const std::vector<NamedTensor>& tensors, const HostBytes& host_b
     std::error_code ignored;
     if (!is_ours) fs::remove(directory / name, ignored);
   };
-  for (const char* name : kCompanions)
+  for (const char* name : kModelCompanions)
     remove_other(name);
-  for (const char* name : {"generation_config.json", "model.safetensors.index.json"})
+  for (const char* name : kModelDescriptions)
     remove_other(name);
 }
 
