@@ -30,7 +30,9 @@ int64_t sum_of(const std::vector<MemoryItem>& items) {
 }
 
 std::string megabytes(int64_t bytes) {
-  return text(bytes / 1'000'000, " MB");
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / 1e6 << " MB";
+  return out.str();
 }
 
 // What a place asks of each kind of memory, all items together.
@@ -208,6 +210,16 @@ std::string_view name_of(ActivationPlace place) {
   return kNames[static_cast<size_t>(place)];
 }
 
+int64_t checkpoints_at_once(const Config::Train& train) {
+  // The last step has one, whatever else is written; the oldest goes when one more than is kept is whole.
+  const int64_t written = 1 + (train.checkpoint_every > 0 ? (train.steps - 1) / train.checkpoint_every : 0);
+  return std::min(written, train.checkpoint_keep + 1);
+}
+
+int64_t models_at_once(const Config::Train& train) {
+  return train.save_every > 0 && train.save_every < train.steps ? 2 : 1;
+}
+
 DiskBuffers disk_buffers(int64_t layer_input_bytes) {
   DiskBuffers buffers;
   buffers.chunk_bytes = kChunkBytes;
@@ -254,6 +266,7 @@ TrainingPlan plan_training(const TrainingTask& task, const TrainingBudget& budge
   }
   plan.disk_bytes = use.disk;
   plan.checkpoint_bytes = memory.checkpoint;
+  plan.model_bytes = memory.checkpoint - trained_parameters(task.shape, task.pattern) * kOptimizerStateBytes;
   const Recompute again = plan.place == ActivationPlace::kOff ? Recompute::kNo : Recompute::kYes;
   plan.seconds = static_cast<double>(task.sequences) *
                  training_flops(task.shape, task.pattern, task.tokens, again, task.every).all() / matmul_rate;
@@ -284,8 +297,12 @@ std::string TrainingPlan::describe() const {
 std::string TrainingPlan::table() const {
   std::ostringstream out;
   const auto row = [&](const std::string& name, int64_t amount, const std::string& meaning) {
-    out << "  " << std::left << std::setw(56) << name << std::right << std::setw(10) << amount / 1'000'000
-        << " MB" << (meaning.empty() ? "" : "  ") << meaning << '\n';
+    out << "  " << std::left << std::setw(56) << name << std::right << std::setw(15) << megabytes(amount)
+        << (meaning.empty() ? "" : "  ") << meaning << '\n';
+  };
+  const auto written = [](int64_t count, int64_t bytes) {
+    return count == 1 ? std::string()
+                      : text(count, " of ", megabytes(bytes), ", the one being written included, ");
   };
   out << "plan of a training step: " << task.tokens << " tokens on " << task.ranks << " ranks, at most "
       << tokens_per_rank << " each, in tiles of " << task.tile << "; bands " << task.pattern.describe()
@@ -303,11 +320,13 @@ std::string TrainingPlan::table() const {
                      : "");
   if (task.checkpoints > 0)
     row("disk: job checkpoints", task.checkpoints * checkpoint_bytes,
-        text(task.checkpoints, " of ", megabytes(checkpoint_bytes),
-             ", the one being written included, of all ranks together, in ", budget.checkpoints,
+        text(written(task.checkpoints, checkpoint_bytes), "of all ranks together, in ", budget.checkpoints,
              budget.checkpoint_bytes < 0
                  ? ""
                  : text(", which has ", megabytes(budget.checkpoint_bytes), " free")));
+  if (task.models > 0)
+    row("disk: trained model", task.models * model_bytes,
+        text(written(task.models, model_bytes), "in ", budget.model));
   out << "  activations: " << name_of(place) << ", every " << task.every << " (" << why << ")\n"
       << "  a step takes about " << duration_text(seconds)
       << " or more: its matrix products, what is computed again included, at the rate measured now\n";

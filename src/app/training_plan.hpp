@@ -27,6 +27,7 @@ struct TrainingBudget {
   std::string scratch;
   int64_t checkpoint_bytes = 0;  // free where job checkpoints go, for all ranks; -1: not known
   std::string checkpoints;       // that folder
+  std::string model;             // where the trained model goes
 };
 
 /// What is to be trained, and how.
@@ -39,8 +40,14 @@ struct TrainingTask {
   int64_t tile = 0;
   ActivationSetting store = ActivationSetting::kAuto;
   double every = 1;
-  int64_t checkpoints = 0;  // job checkpoints that are on the disk at once, the one being written included
+  // On the disk at once, the one being written included; 0 where a step is only measured.
+  int64_t checkpoints = 0, models = 0;
 };
+
+/// How many job checkpoints a job keeps and writes at once, if no signal asks it for more; and trained
+/// models.
+int64_t checkpoints_at_once(const Config::Train& train);
+int64_t models_at_once(const Config::Train& train);
 
 /// Buffers between the computing rank and the file, in host memory: a layer's input fits where it is not too
 /// large, so that neither the forward pass nor the backward pass waits for the disk.
@@ -57,14 +64,15 @@ struct TrainingPlan {
   TrainingBudget budget;
   int64_t tokens_per_rank = 0;  // the largest shard
   ActivationPlace place = ActivationPlace::kOff;
-  std::string why;                     // this place
-  std::vector<MemoryItem> items;       // where the rank computes
-  std::vector<MemoryItem> host_items;  // beside them, where the device has memory of its own
-  int64_t disk_bytes = 0;              // of a rank, for activations
-  int64_t checkpoint_bytes = 0;        // of one job checkpoint, over all ranks
-  double matmul_rate = 0;              // FLOP/s of all ranks together, measured
-  double seconds = 0;                  // a step's products at that rate
-  std::string fault, remedy;           // why it does not fit and what would; empty where it fits
+  std::string why;                         // this place
+  std::vector<MemoryItem> items;           // where the rank computes
+  std::vector<MemoryItem> host_items;      // beside them, where the device has memory of its own
+  int64_t disk_bytes = 0;                  // of a rank, for activations
+  int64_t checkpoint_bytes = 0;            // of one job checkpoint, over all ranks
+  int64_t model_bytes = 0;                 // of a trained model: weights alone
+  double matmul_rate = 0;                  // FLOP/s of all ranks together, measured
+  double seconds = 0;                      // a step's products at that rate
+  std::string fault, remedy;               // why it does not fit and what would; empty where it fits
 
   int64_t bytes() const;
   int64_t host_bytes() const;

@@ -31,6 +31,7 @@ TrainingBudget budget_of(const MpiSession& session, const Config& config, const 
   const std::filesystem::path checkpoints = std::filesystem::path(config.output.directory) / "checkpoints";
   budget.checkpoints = checkpoints.string();
   budget.checkpoint_bytes = free_bytes(checkpoints);
+  budget.model = (std::filesystem::path(config.output.directory) / "model").string();
   const std::filesystem::path directory = activations_directory(config);
   budget.scratch = directory.string();
   const bool may_use_disk = config.activations.store == ActivationSetting::kNvme ||
@@ -72,8 +73,11 @@ TrainingPlan plan_training_job(const MpiSession& session, const Config& config, 
   task.tile = config.run.token_tile > 0 ? config.run.token_tile : engine.default_tile();
   task.store = config.activations.store;
   task.every = config.activations.every;
-  if (checkpoints == Checkpoints::kYes) task.checkpoints = config.train.checkpoint_keep + 1;
-  const TrainingBudget budget = budget_of(session, config, engine, scratch);
+  if (checkpoints == Checkpoints::kYes) {
+    task.checkpoints = checkpoints_at_once(config.train);
+    task.models = models_at_once(config.train);
+  }
+  TrainingBudget budget = budget_of(session, config, engine);
   const MemoryOfStep memory_of = [&](const ShardPlan& shards, int64_t tile, double every) {
     TrainingMemory memory = engine.memory(shards, tile, every);
     if (checkpoints == Checkpoints::kNo) memory.host_fixed.clear();

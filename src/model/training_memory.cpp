@@ -22,6 +22,11 @@ int64_t sum_of(const std::vector<MemoryItem>& items) {
 
 }  // namespace
 
+int64_t trained_parameters(const ModelConfig& config, const AttentionPattern& pattern) {
+  const auto strided = static_cast<int64_t>(pattern.strides().size());
+  return config.parameters() + config.layers * (config.heads + strided * config.kv_size());
+}
+
 MostOfRanks most_of_ranks(const AttentionPattern& pattern, const ShardPlan& shards) {
   MostOfRanks most;
   const int64_t reach = std::min(pattern.exact_reach(), shards.tokens());
@@ -47,8 +52,7 @@ TrainingMemory training_memory(const ModelConfig& config, const AttentionPattern
                                const ShardPlan& shards, int64_t tile, double every) {
   const ModelConfig& c = config;
   const MostOfRanks most = most_of_ranks(pattern, shards);
-  const auto strided = static_cast<int64_t>(pattern.strides().size());
-  const int64_t parameters = c.parameters() + c.layers * (c.heads + strided * c.kv_size());
+  const int64_t parameters = trained_parameters(c, pattern);
   const int64_t owned = (parameters + shards.ranks() - 1) / shards.ranks();
   const int64_t bucket = std::min(parameters, ShardedOptimizer::kBucketElements);
   const int64_t stream = most.tokens * c.hidden * kFloat;
@@ -71,7 +75,7 @@ TrainingMemory training_memory(const ModelConfig& config, const AttentionPattern
       {"logits of the loss",
        std::min(n, std::max(kLossTileRows, kLossTileBytes / kFloat / c.vocabulary)) * c.vocabulary * kFloat}};
   memory.everything = c.layers * (stream + keys + LayerActivations::bytes(c, most.tokens));
-  memory.checkpoint = parameters * 4 * kFloat;
+  memory.checkpoint = parameters * (kFloat + kOptimizerStateBytes);
   memory.layer_input = stream;
   const KeptLayers kept(c.layers, every);
   memory.stored = kept.count() * stream;

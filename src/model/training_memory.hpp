@@ -29,6 +29,11 @@ struct TrainingMemory {
   int64_t host_bytes() const;
 };
 
+/// Elements that training changes: the model's weights, and what landmarks add to them.
+int64_t trained_parameters(const ModelConfig& config, const AttentionPattern& pattern);
+/// Of a parameter on the disk beside its weight: master weight and two moments.
+constexpr int64_t kOptimizerStateBytes = 3 * sizeof(float);
+
 /// The largest shard, the largest with its halo, and the landmarks of all bands.
 struct MostOfRanks {
   int64_t tokens = 0, rows = 0, segments = 0;

@@ -75,11 +75,11 @@ class Activations(ActivationCase):
             run = self.train(self.keeping(store, train={"checkpoint_keep": 3}), "--plan")
             self.assertEqual(run.code, 0, run.err)
             self.assertIn(f"activations: {place}, every 1", run.out)
-            items = re.findall(r"^  (.+?) +(\d+) MB", run.out, re.M)
-            self.assertLessEqual({"weights", "gradients", "a rank in all", "disk: activations", "disk: job checkpoints"},
-                                 {name for name, _ in items})
-            self.assertRegex(run.out, rf"disk: job checkpoints +\d+ MB  4 of \d+ MB, .* in {self.out}/checkpoints, "
-                                      r"which has \d+ MB free")
+            items = re.findall(r"^  (.+?) +([\d.]+) MB", run.out, re.M)
+            self.assertLessEqual({"weights", "gradients", "a rank in all", "disk: activations", "disk: job checkpoints",
+                                  "disk: trained model"}, {name for name, _ in items})
+            self.assertRegex(run.out, rf"disk: job checkpoints +[\d.]+ MB  of all ranks together, in {self.out}/checkpoints, "
+                                      r"which has [\d.]+ MB free")
             self.assertFalse(self.out.exists())
             self.assertEqual(list(self.scratch.iterdir()), [])
 

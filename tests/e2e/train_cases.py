@@ -5,6 +5,7 @@ import math
 import os
 import unittest
 import uuid
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -54,6 +55,38 @@ class Train(TrainingCase):
         run = self.train(self.training(), "--set", "run.device=cuda", environment={"CUDA_VISIBLE_DEVICES": ""})
         self.assert_refused(run, "run.device is cuda, but there is no GPU")
         self.assertFalse(self.out.exists(), "nothing is made for a job that cannot be")
+
+    def arrays_in(self, folder):
+        """Bytes of weights and of the optimizer's state; what else the files hold is their order."""
+        total = 0
+        for file in Path(folder).rglob("*.safetensors"):
+            total += file.stat().st_size - 8 - int.from_bytes(file.read_bytes()[:8], "little")
+        for path in Path(folder).rglob("optimizer_*.h5"):
+            with h5py.File(path) as file:
+                arrays = []
+                file.visititems(lambda _, item: arrays.append(item.nbytes) if isinstance(item, h5py.Dataset) else None)
+                total += sum(arrays)
+        return total
+
+    def test_plan_says_what_a_job_leaves_on_the_disk(self):
+        shape = {"hidden_size": 80, "num_hidden_layers": 3}  # 1.9 MB a checkpoint: what is cut off shows
+        model = self.own_model(shape=shape)
+        for steps, every, there in ((3, 1, 3), (2, 0, 1), (6, 2, 3)):
+            self.out = self.dir / f"out{steps}"
+            job = self.training(model={"path": str(model)}, output={"directory": str(self.out)},
+                                train={"steps": steps, "warmup_steps": 1, "checkpoint_every": every, "checkpoint_keep": 4})
+            plan = self.train(job, "--plan")
+            self.assertEqual(plan.code, 0, plan.err)
+            self.train_well(job)
+            checkpoints = sorted((self.out / "checkpoints").iterdir())
+            self.assertEqual(len(checkpoints), there)
+            one, all_of_them, trained = (self.arrays_in(folder) / 1e6
+                                         for folder in (checkpoints[0], self.out / "checkpoints", self.out / "model"))
+            self.assertAlmostEqual(all_of_them, there * one, places=6)
+            several = f"{there} of {one:.1f} MB, the one being written included, " if there > 1 else ""
+            self.assertRegex(plan.out, rf"\n  disk: job checkpoints +{all_of_them:.1f} MB  {several}of all ranks together, "
+                                       rf"in {self.out}/checkpoints, ")
+            self.assertRegex(plan.out, rf"\n  disk: trained model +{trained:.1f} MB  in {self.out}/model\n")
 
     def test_learns_and_leaves_a_model(self):
         run = self.train(self.training())

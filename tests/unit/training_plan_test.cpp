@@ -83,6 +83,7 @@ TEST(TrainingPlan, ItemsAreWhatTrainingAllocates) {
   EXPECT_EQ(plan.place, ActivationPlace::kOff);
   EXPECT_EQ(plan.disk_bytes, 0);
   EXPECT_EQ(plan.checkpoint_bytes, elements * 16) << "weights, master weights, two moments";
+  EXPECT_EQ(plan.model_bytes, elements * 4);
 }
 
 TEST(TrainingPlan, TableSaysWhereJobCheckpointsGo) {
@@ -94,13 +95,55 @@ TEST(TrainingPlan, TableSaysWhereJobCheckpointsGo) {
   EXPECT_EQ(plan_of(task, budget).table().find("job checkpoints"), std::string::npos) << "none are written";
   task.checkpoints = 3;
   const TrainingPlan plan = plan_of(task, budget);
-  const int64_t one = plan.checkpoint_bytes / 1'000'000, all = 3 * plan.checkpoint_bytes / 1'000'000;
-  ASSERT_GT(one, 50);
+  ASSERT_EQ(plan.checkpoint_bytes, 16 * 5'856'508);
   const std::string table = plan.table();
-  EXPECT_NE(table.find(text(all, " MB  3 of ", one, " MB, the one being written included")),
+  EXPECT_NE(table.find("   281.1 MB  3 of 93.7 MB, the one being written included, of all ranks together, "
+                       "in /out/checkpoints, which has 5000.0 MB free\n"),
             std::string::npos)
       << table;
-  EXPECT_NE(table.find("in /out/checkpoints, which has 5000 MB free\n"), std::string::npos) << table;
+  task.checkpoints = 1;
+  EXPECT_NE(plan_of(task, budget).table().find("    93.7 MB  of all ranks together, in /out/checkpoints"),
+            std::string::npos);
+}
+
+TEST(TrainingPlan, TableSaysWhereTheModelGoes) {
+  TrainingTask task = small_task();
+  task.shape.hidden = 1024;
+  TrainingBudget budget = budget_of(kMuch, 0);
+  budget.model = "/out/model";
+  EXPECT_EQ(plan_of(task, budget).table().find("trained model"), std::string::npos) << "none is written";
+  task.models = 1;
+  EXPECT_NE(plan_of(task, budget).table().find("    23.4 MB  in /out/model\n"), std::string::npos);
+  task.models = 2;
+  EXPECT_NE(plan_of(task, budget)
+                .table()
+                .find("    46.9 MB  2 of 23.4 MB, the one being written included, in /out/model\n"),
+            std::string::npos);
+}
+
+TEST(TrainingPlan, CheckpointsAndModelsOfAJob) {
+  const auto checkpoints = [](int64_t steps, int64_t every, int64_t keep) {
+    Config::Train train;
+    train.steps = steps;
+    train.checkpoint_every = every;
+    train.checkpoint_keep = keep;
+    return checkpoints_at_once(train);
+  };
+  EXPECT_EQ(checkpoints(100, 10, 2), 3);
+  EXPECT_EQ(checkpoints(100, 0, 2), 1) << "at the end";
+  EXPECT_EQ(checkpoints(100, 100, 2), 1);
+  EXPECT_EQ(checkpoints(100, 99, 2), 2) << "and at the end";
+  EXPECT_EQ(checkpoints(100, 10, 20), 10);
+  EXPECT_EQ(checkpoints(101, 10, 20), 11);
+  const auto models = [](int64_t steps, int64_t every) {
+    Config::Train train;
+    train.steps = steps;
+    train.save_every = every;
+    return models_at_once(train);
+  };
+  EXPECT_EQ(models(100, 0), 1);
+  EXPECT_EQ(models(100, 100), 1);
+  EXPECT_EQ(models(100, 99), 2);
 }
 
 TEST(TrainingPlan, AutoTakesTheFirstPlaceWithRoom) {
