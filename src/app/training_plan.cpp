@@ -335,6 +335,7 @@ std::string TrainingPlan::table() const {
 }
 
 void TrainingPlan::require() const {
+  if (fault.empty() && scratch_fault) throw UserError(*scratch_fault);
   if (fault.empty()) return;
   std::string words;
   for (const std::vector<MemoryItem>* list : {&items, &host_items})

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "config/config.hpp"
+#include "core/error.hpp"
 #include "model/training_memory.hpp"
 
 namespace longhalo {
@@ -73,6 +75,7 @@ struct TrainingPlan {
   double matmul_rate = 0;                  // FLOP/s of all ranks together, measured
   double seconds = 0;                      // a step's products at that rate
   std::string fault, remedy;               // why it does not fit and what would; empty where it fits
+  std::optional<UserError> scratch_fault;  // of a host whose scratch folder is needed and cannot be used
 
   int64_t bytes() const;
   int64_t host_bytes() const;
@@ -80,7 +83,7 @@ struct TrainingPlan {
   std::string table() const;
   /// One line for the log.
   std::string describe() const;
-  /// Throws UserError when it does not fit.
+  /// Throws UserError when it does not fit, or the scratch folder that it needs cannot be used.
   void require() const;
 };
 

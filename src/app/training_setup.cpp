@@ -1,9 +1,11 @@
 #include "app/training_setup.hpp"
 
 #include <cstdlib>
+#include <optional>
 
 #include "app/engine_setup.hpp"
 #include "app/model_setup.hpp"
+#include "core/error.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
 #include "device/available_memory.hpp"
@@ -20,8 +22,31 @@ int64_t least_of_ranks(const MpiSession& session, int64_t bytes) {
   return static_cast<int64_t>(spread_over_ranks(session, static_cast<double>(bytes)).min);
 }
 
-TrainingBudget budget_of(const MpiSession& session, const Config& config, const TrainingEngine& engine,
-                         Scratch scratch) {
+// Of the scratch disk, for each rank. Where free space is not known, the reservation of the file will find
+// out.
+int64_t free_scratch_bytes(const MpiSession& session, const std::filesystem::path& directory) {
+  constexpr int64_t kUnknown = int64_t{1} << 50;
+  const int64_t free = free_bytes(directory);
+  return least_of_ranks(session, (free < 0 ? kUnknown : free) / session.local_ranks());
+}
+
+// Why this host's scratch folder cannot be used: the words of the job that would need it.
+std::optional<UserError> fault_of_scratch(const MpiSession& session, const std::filesystem::path& directory,
+                                          Scratch scratch) {
+  std::optional<UserError> fault;
+  session.together([&] {
+    if (session.local_rank() != 0) return;
+    try {
+      JobScratch::require_usable(directory,
+                                 scratch == Scratch::kClear ? DeadFolders::kRemove : DeadFolders::kLeave);
+    } catch (const UserError& error) {
+      fault = error;
+    }
+  });
+  return fault;
+}
+
+TrainingBudget budget_of(const MpiSession& session, const Config& config, const TrainingEngine& engine) {
   TrainingBudget budget;
   budget.device_place = engine.memory_place();
   budget.device_bytes = least_of_ranks(session, engine.available_bytes());
@@ -36,14 +61,7 @@ TrainingBudget budget_of(const MpiSession& session, const Config& config, const 
   budget.scratch = directory.string();
   const bool may_use_disk = config.activations.store == ActivationSetting::kNvme ||
                             config.activations.store == ActivationSetting::kAuto;
-  if (!may_use_disk) return budget;
-  session.together([&] {
-    if (scratch == Scratch::kClear && session.local_rank() == 0) JobScratch::clear_dead(directory);
-  });
-  // Where free space is not known, the reservation of the file will find out.
-  constexpr int64_t kUnknown = int64_t{1} << 50;
-  const int64_t free = free_bytes(directory);
-  budget.scratch_bytes = least_of_ranks(session, (free < 0 ? kUnknown : free) / session.local_ranks());
+  if (may_use_disk) budget.scratch_bytes = free_scratch_bytes(session, directory);
   return budget;
 }
 
@@ -88,6 +106,12 @@ TrainingPlan plan_training_job(const MpiSession& session, const Config& config, 
   session.together([&] { own_rate = engine.measure_matmul_rate(0.5); });
   const double rate = spread_over_ranks(session, own_rate).mean * session.ranks();
   TrainingPlan plan;
+  session.together([&] { plan = plan_training(task, budget, memory_of, rate); });
+  std::optional<UserError> fault;
+  if (plan.place == ActivationPlace::kNvme) {  // what needs no disk does not ask for it
+    fault = fault_of_scratch(session, activations_directory(config), scratch);
+    budget.scratch_bytes = free_scratch_bytes(session, activations_directory(config));
+  }
   session.together([&] {
     plan = plan_training(task, budget, memory_of, rate);
     // Where nothing is said, the largest tile that fits.
@@ -97,6 +121,7 @@ TrainingPlan plan_training_job(const MpiSession& session, const Config& config, 
       if (smaller.fault.empty()) plan = std::move(smaller);
     }
   });
+  if (plan.place == ActivationPlace::kNvme) plan.scratch_fault = fault;
   return plan;
 }
 

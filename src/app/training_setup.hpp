@@ -23,8 +23,9 @@ enum class Scratch { kLeave, kClear };
 enum class Checkpoints { kNo, kYes };
 
 /// A step of `sequences` sequences of `tokens` tokens, with the least that any rank has; the rate of matrix
-/// products is measured for half a second. With Scratch::kClear what killed jobs left on the scratch disk is
-/// removed first, and the room is counted. The same on all ranks. Collective.
+/// products is measured for half a second. Where the scratch disk is needed it is looked at; with
+/// Scratch::kClear what killed jobs left on it is removed before the room is counted. The same on all ranks,
+/// but for the fault of a host's scratch folder. Collective.
 TrainingPlan plan_training_job(const MpiSession& session, const Config& config, TrainingEngine& engine,
                                int64_t tokens, int64_t sequences, Scratch scratch,
                                Checkpoints checkpoints = Checkpoints::kYes);

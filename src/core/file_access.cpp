@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "core/clock.hpp"
@@ -38,6 +39,29 @@ class Descriptor {
   throw UserError(text("the file cannot be read: ", std::strerror(error)), file.string(),
                   "check that it exists and that you may read it" +
                       (error == ENOENT ? start_of_relative(file) : std::string()));
+}
+
+// What stands in the way of a folder; where nothing does, what the system said.
+std::string hindrance(const fs::path& directory, const std::error_code& said) {
+  fs::path part;
+  for (const fs::path& name : directory) {
+    part /= name;
+    std::error_code error;
+    const fs::file_status status = fs::status(part, error);
+    const bool is_link = fs::is_symlink(part, error);
+    if (status.type() == fs::file_type::directory) continue;
+    if (status.type() == fs::file_type::none) break;  // barred
+    if (is_link && fs::exists(status)) return text(part.string(), " is a link to what is no folder");
+    if (is_link) return text(part.string(), " is a link that leads nowhere");
+    if (!fs::exists(status)) break;
+    return part == directory ? "a file of that name is in its place" : part.string() + " is no folder";
+  }
+  return said.message();
+}
+
+[[noreturn]] void cannot_make(const fs::path& directory, std::string_view what, std::string_view remedy,
+                              const std::error_code& said) {
+  throw UserError(text(what, " cannot be made: ", hindrance(directory, said)), directory.string(), remedy);
 }
 
 bool everybody_may_write(const fs::path& folder) {
@@ -148,11 +172,31 @@ void make_directory(const fs::path& directory, std::string_view what, std::strin
   refuse_shared_link(directory);
   std::error_code error, ignored;
   fs::create_directories(directory, error);
+  if (!fs::is_directory(directory, ignored)) cannot_make(directory, what, remedy, error);
+}
+
+void require_makeable_directory(const fs::path& directory, std::string_view what, std::string_view remedy) {
+  refuse_shared_link(directory);
+  std::error_code ignored;
   if (fs::is_directory(directory, ignored)) return;
-  throw UserError(
-      text(what, " cannot be made: ",
-           fs::exists(directory, ignored) ? "a file of that name is in its place" : error.message()),
-      directory.string(), std::string(remedy));
+  fs::path there = fs::absolute(directory, ignored);
+  while (!fs::exists(fs::symlink_status(there, ignored)) && there.has_relative_path())
+    there = there.parent_path();
+  // Of a name of its own: what others make there meanwhile is not in its way.
+  std::string trial = (there / ".longhalo-trial.XXXXXX").string();
+  if (::mkdtemp(trial.data()) == nullptr)
+    cannot_make(directory, what, remedy, std::error_code(errno, std::generic_category()));
+  ::rmdir(trial.c_str());
+}
+
+fs::path end_of_links(fs::path path) {
+  constexpr int kMostLinks = 40;
+  std::error_code error;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(path, error); ++i) {
+    if (fs::exists(path, error)) break;
+    path = path.parent_path() / fs::read_symlink(path, error);
+  }
+  return path;
 }
 
 }  // namespace longhalo

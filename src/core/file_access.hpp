@@ -40,4 +40,11 @@ void require_folder(const std::filesystem::path& folder, std::string_view what, 
 /// folder") cannot be made, and `remedy`.
 void make_directory(const std::filesystem::path& directory, std::string_view what, std::string_view remedy);
 
+/// Throws UserError where make_directory() would, and leaves nothing behind.
+void require_makeable_directory(const std::filesystem::path& directory, std::string_view what,
+                                std::string_view remedy);
+
+/// Where a file comes to lie that is made at `path`: a link may lead to one that is yet to be made.
+std::filesystem::path end_of_links(std::filesystem::path path);
+
 }  // namespace longhalo

@@ -16,11 +16,23 @@
 
 namespace longhalo {
 
+FileDescriptor open_lock_file(const std::filesystem::path& file, mode_t mode) {
+  refuse_shared_link(file.parent_path());
+  FileDescriptor lock(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, mode));
+  if (lock.is_open()) return lock;
+  const int error = errno;
+  std::error_code ignored;
+  const std::filesystem::file_status there = std::filesystem::symlink_status(file, ignored);
+  if (std::filesystem::is_symlink(there) || std::filesystem::is_directory(there))
+    throw UserError(text("a ", std::filesystem::is_symlink(there) ? "link" : "folder",
+                         " has the name of the file by which jobs keep out of each other's way"),
+                    file.string(), "remove it: jobs make that file themselves");
+  throw_write_error(error, file, 4096);
+}
+
 FolderLock::FolderLock(const std::filesystem::path& directory) : file_(directory / ".longhalo.lock") {
-  refuse_shared_link(file_);
   for (;;) {
-    lock_ = FileDescriptor(::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-    if (!lock_.is_open()) throw_write_error(errno, file_, 4096);
+    lock_ = open_lock_file(file_, 0666);
     if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EWOULDBLOCK) {
         std::array<char, 300> holder{};

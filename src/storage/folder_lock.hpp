@@ -2,11 +2,17 @@
 // the holder dies, however it dies.
 #pragma once
 
+#include <sys/types.h>
+
 #include <filesystem>
 
 #include "storage/posix.hpp"
 
 namespace longhalo {
+
+/// Opens the file of a lock, which is made if it is missing. Throws UserError, also where a link or a folder
+/// has its name.
+FileDescriptor open_lock_file(const std::filesystem::path& file, mode_t mode);
 
 class FolderLock {
  public:

@@ -18,6 +18,7 @@
 #include "core/file_access.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
+#include "storage/folder_lock.hpp"
 
 namespace longhalo {
 namespace fs = std::filesystem;
@@ -26,6 +27,9 @@ namespace {
 constexpr std::string_view kPrefix = "longhalo-activations@";
 constexpr std::string_view kLockName = "alive";
 constexpr double kPatienceSeconds = 60;
+
+constexpr std::string_view kWhat = "the folder for activations";
+constexpr std::string_view kRemedy = "set activations.directory to a folder on node-local scratch";
 
 // A name that cannot lead elsewhere or be taken for another field.
 std::string plain(std::string_view name) {
@@ -45,12 +49,10 @@ class DirectoryLock {
  public:
   explicit DirectoryLock(const fs::path& directory)
       : file_(directory / text(".longhalo-activations.", ::geteuid(), ".lock")) {
-    refuse_shared_link(file_);
     const Stopwatch waited;
     // One that is locked, but was removed by its holder before, is not the one that others find.
     do {
-      lock_ = FileDescriptor(::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-      if (!lock_.is_open()) throw_write_error(errno, file_, 4096);
+      lock_ = open_lock_file(file_, 0600);
       wait_for_lock(waited);
     } while (is_held_ && !is_in_place() && waited.seconds() < kPatienceSeconds);
   }
@@ -137,8 +139,7 @@ void remove_dead(const fs::path& directory) {
 
 JobScratch::JobScratch(const fs::path& directory, std::string_view job, int rank) {
   static std::atomic<int> counter{0};
-  make_directory(directory, "the folder for activations",
-                 "set activations.directory to a folder on node-local scratch");
+  make_directory(directory, kWhat, kRemedy);
   const DirectoryLock directory_lock(directory);
   if (directory_lock.is_held()) remove_dead(directory);
   path_ = directory /
@@ -155,11 +156,12 @@ JobScratch::JobScratch(const fs::path& directory, std::string_view job, int rank
   ::flock(alive_.get(), LOCK_EX | LOCK_NB);
 }
 
-void JobScratch::clear_dead(const fs::path& directory) {
+void JobScratch::require_usable(const fs::path& directory, DeadFolders dead) {
+  require_makeable_directory(directory, kWhat, kRemedy);
   std::error_code ignored;
   if (!fs::is_directory(directory, ignored)) return;
   const DirectoryLock lock(directory);
-  if (lock.is_held()) remove_dead(directory);
+  if (lock.is_held() && dead == DeadFolders::kRemove) remove_dead(directory);
 }
 
 JobScratch::~JobScratch() {

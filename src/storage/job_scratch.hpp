@@ -10,13 +10,16 @@
 
 namespace longhalo {
 
+/// What processes that are gone left.
+enum class DeadFolders { kLeave, kRemove };
+
 class JobScratch {
  public:
   /// Makes `directory` if it is missing, removes folders of dead processes in it, and makes
   /// longhalo-activations@<host>@<job>@rank<rank>@<process>-<n>. Throws UserError.
   JobScratch(const std::filesystem::path& directory, std::string_view job, int rank);
-  /// Removes folders of dead processes in `directory`, where there is one. Throws UserError.
-  static void clear_dead(const std::filesystem::path& directory);
+  /// Throws UserError where a JobScratch in `directory` could not be; makes nothing that stays.
+  static void require_usable(const std::filesystem::path& directory, DeadFolders dead);
   /// Removes the folder and all that is in it.
   ~JobScratch();
   JobScratch(const JobScratch&) = delete;

@@ -2,6 +2,7 @@
 when the disk that holds them is damaged, full, or littered by jobs that died."""
 
 import ctypes
+import fcntl
 import os
 import random
 import re
@@ -54,6 +55,68 @@ class ActivationCase(TrainingCase):
             except (OSError, KeyError):  # not laid out yet
                 return None
         return run.wait_for(written, "activation files", 60)
+
+
+class ScratchFolder(ActivationCase):
+    """A folder that cannot be used is a fault of jobs that need it, and of their plans; of no others."""
+
+    def lock(self):
+        return self.scratch / f".longhalo-activations.{os.geteuid()}.lock"
+
+    def unusable(self):
+        """(name, what makes it so, words of the refusal)"""
+        yield "no folder", lambda: (self.scratch.rmdir(), self.scratch.write_text("")), "cannot be made: a file of that name"
+        yield "no lock", lambda: self.lock().symlink_to("nowhere"), "a link has the name of the file by which jobs keep out"
+        yield "no place", lambda: (self.scratch.rmdir(), self.scratch.symlink_to("nowhere")), "is a link that leads nowhere"
+
+    def message(self, run):
+        self.assert_refused(run)
+        return run.err[run.err.index(" error: "):].split("\n---")[0]  # the launcher's own words follow
+
+    def test_a_job_that_needs_it_is_refused_and_so_is_its_plan(self):
+        for name, spoil, words in self.unusable():
+            with self.subTest(name):
+                self.scratch = self.dir / name.replace(" ", "_")
+                self.scratch.mkdir()
+                spoil()
+                job = self.keeping("nvme", train={"steps": 2})
+                message = self.message(self.train(job))
+                self.assertIn(words, message)
+                self.assertIn(str(self.scratch), message)
+                plan = self.train(job, "--plan")
+                self.assertEqual(self.message(plan), message)
+                self.assertIn("activations: nvme, every 1", plan.out)
+                self.assertFalse(self.out.exists(), "nothing is made for a job that cannot be")
+
+    def test_a_job_that_needs_none_does_not_ask(self):
+        for name, spoil, _ in self.unusable():
+            with self.subTest(name):
+                self.scratch = self.dir / name.replace(" ", "_")
+                self.scratch.mkdir()
+                spoil()
+                self.out = self.dir / f"out_{name.replace(' ', '_')}"
+                job = self.keeping("auto", train={"steps": 2}, output={"directory": str(self.out)})
+                job["activations"]["directory"] = str(self.scratch)
+                plan = self.train(job, "--plan")
+                self.assertEqual(plan.code, 0, plan.err)
+                self.train_well(job)
+
+    def test_a_lock_that_another_process_holds_is_waited_for_by_none_that_needs_no_disk(self):
+        with open(self.lock(), "w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            job = self.keeping("auto", train={"steps": 2})
+            job["activations"]["directory"] = str(self.scratch)
+            run = self.train_well(job)
+        self.assertLess(run.seconds, 60, "as long as the lock would be waited for")
+
+    def test_one_that_is_yet_to_be_made(self):
+        self.scratch = self.dir / "node" / "local"
+        job = self.keeping("nvme", train={"steps": 2})
+        plan = self.train(job, "--plan")
+        self.assertEqual(plan.code, 0, plan.err)
+        self.assertFalse(self.scratch.parent.exists())
+        self.train_well(job)
+        self.assertEqual(list(self.scratch.iterdir()), [])
 
 
 class Activations(ActivationCase):

@@ -20,6 +20,7 @@
 #include "storage/checksum.hpp"
 #include "storage/disk_activation_store.hpp"
 #include "storage/hdf5.hpp"
+#include "storage/job_scratch.hpp"
 
 namespace longhalo {
 namespace {
@@ -463,6 +464,42 @@ TEST(DiskStore, NamesUnusableDirectories) {
                     {"cannot be made", "activations.directory"});
   expect_user_error([&] { DiskActivationStore store(small_options(folder / "file/deeper")); },
                     {"cannot be made", "deeper"});
+}
+
+// Whoever plans a job asks before; a job would have said the same.
+TEST(DiskStore, IsAskedForBeforeItIsMade) {
+  const ScratchFolder folder;
+  namespace fs = std::filesystem;
+  JobScratch::require_usable(folder / "a/b", DeadFolders::kRemove);
+  JobScratch::require_usable(folder.path(), DeadFolders::kRemove);
+  EXPECT_EQ(count_files(folder.path()), 0);
+  write_text(folder / "file", "x");
+  fs::create_directory(folder / "locked");
+  fs::create_symlink("nowhere", folder / "locked" / text(".longhalo-activations.", ::geteuid(), ".lock"));
+  fs::create_directory(folder / "barred");
+  fs::create_directory(folder / "barred" / text(".longhalo-activations.", ::geteuid(), ".lock"));
+  for (const auto& [name, words] :
+       {std::pair{"file", "the folder for activations cannot be made: a file of that name"},
+        {"file/deeper", "/file is no folder"},
+        {"locked", "a link has the name of the file by which jobs keep out of each other's way"},
+        {"barred", "a folder has the name of the file by which jobs keep out of each other's way"}}) {
+    std::string reason;
+    try {
+      JobScratch::require_usable(folder / name, DeadFolders::kLeave);
+    } catch (const UserError& error) {
+      reason = error.what();
+    }
+    EXPECT_NE(reason.find(words), std::string::npos) << reason;
+    expect_user_error([&, &name = name] { DiskActivationStore store(small_options(folder / name)); },
+                      {reason.c_str()});
+  }
+  fs::create_directory(folder / "dead");
+  const fs::path left = folder / "dead" / text("longhalo-activations@", host_name(), "@job@rank0@1-0");
+  fs::create_directory(left);
+  JobScratch::require_usable(folder / "dead", DeadFolders::kLeave);
+  EXPECT_TRUE(fs::exists(left));
+  JobScratch::require_usable(folder / "dead", DeadFolders::kRemove);
+  EXPECT_FALSE(fs::exists(left));
 }
 
 TEST(BlockChecksum, SeesEveryBitAndEveryLength) {

@@ -109,6 +109,43 @@ TEST(RequireFolder, SaysWhyItCannotBeEntered) {
   expect_user_error([&] { require_folder(folder / "shut", "the folder", "look"); }, {"Permission denied"});
 }
 
+// What cannot be made is said alike when it is made and when it is only asked for, with what is in the way.
+TEST(MakeDirectory, SaysWhatIsInTheWay) {
+  const ScratchFolder folder;
+  write_text(folder / "file", "text");
+  fs::create_symlink("nowhere", folder / "dangling");
+  fs::create_symlink("file", folder / "to_file");
+  fs::create_symlink("loop", folder / "loop");
+  fs::create_directory(folder / "shut");
+  fs::permissions(folder / "shut", static_cast<fs::perms>(0555));
+  fs::permissions(folder.path(), fs::perms::others_exec, fs::perm_options::add);
+  const auto in = [&](const char* name) { return (folder / name).string(); };
+  const std::vector<std::pair<fs::path, std::string>> cases = {
+      {folder / "file", "a file of that name is in its place"},
+      {folder / "file" / "sub", in("file") + " is no folder"},
+      {folder / "dangling", in("dangling") + " is a link that leads nowhere"},
+      {folder / "dangling" / "sub" / "sub", in("dangling") + " is a link that leads nowhere"},
+      {folder / "to_file", in("to_file") + " is a link to what is no folder"},
+      {folder / "loop" / "sub", "Too many levels of symbolic links"}};
+  for (const auto& [place, reason] : cases)
+    for (const auto& make : {make_directory, require_makeable_directory})
+      expect_user_error([&, &place = place] { make(place, "the folder", "look"); },
+                        {("the folder cannot be made: " + reason).c_str(), place.c_str(), "look"});
+  const AsNobody nobody;
+  for (const auto& make : {make_directory, require_makeable_directory})
+    expect_user_error([&] { make(folder / "shut" / "a" / "b", "the folder", "look"); },
+                      {"the folder cannot be made: Permission denied", "shut/a/b"});
+}
+
+TEST(RequireMakeableDirectory, MakesNothing) {
+  const ScratchFolder folder;
+  require_makeable_directory(folder / "a" / "b", "the folder", "look");
+  require_makeable_directory(folder.path(), "the folder", "look");
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+  make_directory(folder / "a" / "b", "the folder", "look");
+  EXPECT_TRUE(fs::is_directory(folder / "a" / "b"));
+}
+
 class SharedLink : public ::testing::Test {
  protected:
   SharedLink() {

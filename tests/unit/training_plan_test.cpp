@@ -146,6 +146,19 @@ TEST(TrainingPlan, CheckpointsAndModelsOfAJob) {
   EXPECT_EQ(models(100, 99), 2);
 }
 
+TEST(TrainingPlan, AScratchFolderThatCannotBeUsedIsNoPlan) {
+  TrainingTask task = small_task();
+  TrainingPlan plan = plan_of(task, budget_of(kMuch, kMuch));
+  plan.require();
+  plan.scratch_fault = UserError("no right", "/scratch", "choose another");
+  try {
+    plan.require();
+    ADD_FAILURE() << "it cannot be used";
+  } catch (const UserError& error) {
+    EXPECT_STREQ(error.what(), UserError("no right", "/scratch", "choose another").what());
+  }
+}
+
 TEST(TrainingPlan, AutoTakesTheFirstPlaceWithRoom) {
   TrainingTask task = small_task();
   const TrainingPlan all = plan_of(task, budget_of(kMuch, kMuch));
