@@ -155,7 +155,7 @@ class Checker {
                             subcommand_ == Subcommand::kBenchPrefill ||
                             subcommand_ == Subcommand::kBenchLayer || subcommand_ == Subcommand::kBenchStep;
     if (runs_model && model.path.empty() && model.weights == WeightsSource::kCheckpoint) {
-      fault({"model.path", "model.weights"}, "model.path is missing: the directory of the model");
+      fault({"model.path", "model.weights"}, missing("model.path") + ": the directory of the model");
     }
     const bool needs_tokenizer =
         subcommand_ == Subcommand::kTokenize ||
@@ -164,7 +164,7 @@ class Checker {
         (subcommand_ == Subcommand::kTrain && !config_.input.documents.empty());
     if (needs_tokenizer && model.path.empty()) {
       fault({"model.path"},
-            "model.path is missing: the directory of the tokenizer that reads and writes text");
+            missing("model.path") + ": the directory of the tokenizer that reads and writes text");
     }
   }
 
@@ -187,7 +187,7 @@ class Checker {
       fault({"input.documents", "input.tokens"}, "there is no input: give input.documents or input.tokens");
     }
     if (reads && config_.output.directory.empty()) {
-      fault({"output.directory"}, "output.directory is missing: the folder for the results");
+      fault({"output.directory"}, missing("output.directory") + ": the folder for the results");
     }
     if (subcommand_ == Subcommand::kInfer && config_.tasks.empty()) {
       fault({"tasks"}, "tasks is missing or empty: name one or more of generate, score, embed");
@@ -284,6 +284,16 @@ class Checker {
                " is to hold what this job makes; choose another output.directory, or copy the model"));
   }
 
+  /// An empty text of a source counts as none.
+  bool is_set(std::string_view key) const {
+    return schema().find_key(key)->write(config_) != schema().find_key(key)->write(Config{});
+  }
+
+  /// "model.path is missing", or "is empty" where a source has it so.
+  std::string missing(std::string_view key) const {
+    return text(key, origins_.place.find(key) == origins_.place.end() ? " is missing" : " is empty");
+  }
+
   struct Place {
     std::string_view key;
     std::filesystem::path path;  // a file, or a folder that is all its own
@@ -332,17 +342,22 @@ class Checker {
     return places;
   }
 
+  // A place that nobody has named is in the output folder: the message says so, and how to name another.
   void check_output(const Place& output, const std::vector<Place>& taken) {
     namespace fs = std::filesystem;
     std::error_code error;
+    const bool is_default = !is_set(output.key);
+    const std::string name = text(output.key, is_default ? " (default)" : "");
+    const std::string remedy =
+        is_default ? text("; move that away, or set ", output.key, " to a file") : "; name a file";
     if (is_folder(output.path)) {
-      fault({output.key}, text(output.key, ": ", output.path.string(), " is a folder; name a file"));
+      fault({output.key, "output.directory"}, text(name, ": ", output.path.string(), " is a folder", remedy));
       return;
     }
     const bool exists = fs::exists(output.path, error);
     if (!exists && fs::is_symlink(output.path, error) && !can_be_made(end_of_links(output.path))) {
-      fault({output.key},
-            text(output.key, ": ", output.path.string(), " is a link that leads nowhere; name a file"));
+      fault({output.key, "output.directory"},
+            text(name, ": ", output.path.string(), " is a link that leads nowhere", remedy));
       return;
     }
     if (exists && !fs::is_regular_file(output.path, error)) return;  // /dev/null
@@ -352,8 +367,8 @@ class Checker {
       if (other.empty() ||
           std::mismatch(other.begin(), other.end(), file.begin(), file.end()).first != other.end())
         continue;
-      fault({output.key, place.key}, text(output.key, " and ", place.key, " would both have ",
-                                          output.path.string(), "; choose another file for one of them"));
+      fault({output.key, place.key}, text(name, " and ", place.key, " would both have ", output.path.string(),
+                                          "; choose another file for one of them"));
       return;
     }
   }

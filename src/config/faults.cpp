@@ -43,7 +43,10 @@ void ConfigFaults::raise(std::string_view where) const {
 
 void ValueContext::fault(const YAML::Node& node, std::string_view what) const {
   const YAML::Mark mark = node.Mark();
-  faults.add(source.place(mark.line < 0 ? key_mark : mark), text(source.spell(key), " ", what));
+  const bool is_empty_variable =
+      source.kind == ValueSource::Kind::kEnvironment && node.IsScalar() && node.Scalar().empty();
+  faults.add(source.place(mark.line < 0 ? key_mark : mark),
+             text(source.spell(key), " ", what, is_empty_variable ? ", or unset the variable" : ""));
 }
 
 std::string in_quotes(std::string_view value) {

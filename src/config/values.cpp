@@ -17,6 +17,7 @@ std::string kind_of(const YAML::Node& node) {
   if (node.IsNull()) return "has no value";
   if (node.IsSequence()) return "is a list";
   if (node.IsMap()) return "is a map";
+  if (node.Scalar().empty()) return "is empty";
   return "is " + in_quotes(node.Scalar());
 }
 

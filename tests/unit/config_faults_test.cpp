@@ -111,7 +111,7 @@ TEST(ConfigFaults, OverridesAreNamedAsTyped) {
   EXPECT_TRUE(holds(faults_of_sets({"=4"}), "is not of the form section.key=value"));
   EXPECT_TRUE(
       holds(faults_of_sets({"attention=4"}), "attention is a section, not a value; its keys are window"));
-  EXPECT_TRUE(holds(faults_of_sets({"attention.window="}), "attention.window is '', not a whole number"));
+  EXPECT_TRUE(holds(faults_of_sets({"attention.window="}), "attention.window is empty, not a whole number"));
   EXPECT_TRUE(holds(faults_of_sets({"input.prompts=[a"}), "--set input.prompts=[a: is not YAML"));
   EXPECT_TRUE(holds(faults_of_sets({"input.prompts=What: is this?"}), "put quotes around"));
   EXPECT_TRUE(holds(faults_of_sets({"run.log=" + std::string(500, 'a') + "\xff"}), "not UTF-8"));
@@ -124,6 +124,18 @@ TEST(ConfigFaults, VariablesAreNamedAndSpeltAsVariables) {
                     "LONGHALO_ATTENTION__WINDOW?"));
   EXPECT_TRUE(holds(faults_of_sets({}, {{"LONGHALO_ATTENTION__WINDOW", "x"}}),
                     "environment variable LONGHALO_ATTENTION__WINDOW: LONGHALO_ATTENTION__WINDOW is 'x'"));
+  // `export LONGHALO_...=` is how many mean to unset one.
+  EXPECT_TRUE(
+      holds(faults_of_sets({}, {{"LONGHALO_ATTENTION__WINDOW", ""}}),
+            "LONGHALO_ATTENTION__WINDOW is empty, not a whole number; it takes a whole number, 1 to "));
+  for (const char* name : {"LONGHALO_ATTENTION__WINDOW", "LONGHALO_RUN__DEVICE", "LONGHALO_TRAIN__CLIP",
+                           "LONGHALO_RUN__CHECK_OPERATIONS", "LONGHALO_TASKS"}) {
+    const std::string message = faults_of_sets({}, {{name, ""}});
+    EXPECT_TRUE(holds(message, text("environment variable ", name, ": ", name, " is empty")));
+    EXPECT_TRUE(holds(message, ", or unset the variable"));
+  }
+  EXPECT_TRUE(holds(message_of(Subcommand::kTrain, ConfigSources{{}, {{"LONGHALO_MODEL__PATH", ""}}, {}}),
+                    "environment variable LONGHALO_MODEL__PATH: model.path is empty: the directory"));
   EXPECT_TRUE(holds(faults_of_sets({}, {{"LONGHALO_X__", "4"}}), "names no config key"));
   EXPECT_TRUE(
       holds(faults_of_sets({}, {{"LONGHALO_MODEL__SHAPE__HEAD", "4"}}), "LONGHALO_MODEL__SHAPE__HEADS?"));

@@ -32,8 +32,8 @@ TEST(ConfigPlaces, AFileOfTwoKeys) {
          "output.directory", "out/results.previous.jsonl"},
         {Subcommand::kInfer, "output: {directory: out}\nrun: {log: d.txt}", "run.log", "input.documents",
          "d.txt"},
-        {Subcommand::kInfer, "output: {directory: out}\nrun: {log: out/metrics.prom}", "telemetry.prometheus",
-         "run.log", "out/metrics.prom"},
+        {Subcommand::kInfer, "output: {directory: out}\nrun: {log: out/metrics.prom}",
+         "telemetry.prometheus (default)", "run.log", "out/metrics.prom"},
         {Subcommand::kInfer, "output: {directory: out}\ntelemetry: {prometheus: out/log.jsonl}",
          "telemetry.prometheus", "run.log", "out/log.jsonl"},
         {Subcommand::kTrain, "output: {directory: out}\ntelemetry: {prometheus: out/metrics.jsonl}",
@@ -89,6 +89,37 @@ TEST(ConfigPlaces, OutputsThatAreTheConfigItselfAFolderOrALinkToNowhere) {
       std::filesystem::remove(link);
     }
     EXPECT_EQ(with(file.path().string() + ".log"), "");
+  }
+}
+
+// Nobody has named them: what is in their way is.
+TEST(ConfigPlaces, DefaultOutputsInWhosePlaceIsAFolder) {
+  const TemporaryFile file("model: {path: m}\ninput: {documents: [d]}\ntasks: [score]\n");
+  const std::string out = file.path().string() + ".out";
+  for (const auto& [key, name] :
+       {std::pair{"run.log", "log.jsonl"}, std::pair{"telemetry.prometheus", "metrics.prom"}}) {
+    const std::string place = text(out, "/", name);
+    const auto message = [&] {
+      return message_of(Subcommand::kInfer,
+                        ConfigSources{file.path(), {}, {"output.directory=" + out, text(key, "=")}});
+    };
+    const std::string remedy = text("; move that away, or set ", key, " to a file");
+    std::filesystem::create_directories(place);
+    const std::string folder = message();
+    EXPECT_TRUE(holds(folder, text(key, " (default): ", place, " is a folder", remedy)));
+    EXPECT_EQ(count_faults(folder), 1) << folder;
+    std::filesystem::remove_all(out);
+    EXPECT_EQ(message(), "");
+    std::filesystem::create_directories(out);
+    std::filesystem::create_symlink("nowhere/file", place);
+    EXPECT_TRUE(holds(message(), text(key, " (default): ", place, " is a link that leads nowhere", remedy)));
+    std::filesystem::remove_all(out);
+    std::filesystem::create_directories(place);
+    EXPECT_TRUE(
+        holds(message_of(Subcommand::kInfer, ConfigSources{file.path(), {}, {"output.directory=" + out}}),
+              text("--set output.directory=", out.substr(0, 8))))
+        << "the place of the fault";
+    std::filesystem::remove_all(out);
   }
 }
 
