@@ -95,6 +95,7 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
     if (session.is_root()) inputs_ = std::make_unique<Inputs>(config, shape_.vocabulary);
   });
   engine_ = make_engine(session, config, shape_, pattern_);
+  require_job_log(session, config);
   session.together([&] {
     if (!session.is_root()) return;
     results_ =

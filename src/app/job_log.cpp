@@ -1,5 +1,6 @@
 #include "app/job_log.hpp"
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "core/log.hpp"
@@ -18,6 +19,20 @@ std::string mpi_version() {
 }
 
 }  // namespace
+
+void require_job_log(const MpiSession& session, const Config& config) {
+  namespace fs = std::filesystem;
+  session.together([&] {
+    const fs::path file = log_path(config), output = config.output.directory;
+    if (!session.is_root() || file.empty()) return;
+    std::error_code error;
+    const fs::path beside = fs::weakly_canonical(fs::absolute(output / "log.jsonl", error), error);
+    const fs::path whole = fs::weakly_canonical(fs::absolute(file, error), error);
+    const bool comes_with_the_output =
+        !output.empty() && !fs::exists(output, error) && whole.parent_path() == beside.parent_path();
+    if (!comes_with_the_output) RunLog::require_usable(file);
+  });
+}
 
 std::unique_ptr<RunLog> open_job_log(const MpiSession& session, const Config& config,
                                      const std::string& command, int threads, const Computing& computing) {

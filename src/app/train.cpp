@@ -125,7 +125,12 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
   plan_ = plan_training_job(session, config, *engine_, train_.sequence_tokens, train_.accumulation,
                             Scratch::kClear);
   session.together([&] { plan_.require(); });
+  session.together([&] {
+    if (session.is_root()) files_ = files_beside_weights();
+  });
+  require_job_log(session, config);
   prepare_output();  // after what cannot be: a refused job leaves no folder behind
+  if (session.is_root()) checkpoints_->set_files(files_);
   log_ = open_job_log(session, config, "train", threads_, computing_of(*engine_));
   if (session.is_root()) log_info(plan_.describe());
   begin_engine();
@@ -134,11 +139,6 @@ TrainJob::TrainJob(const MpiSession& session, const Config& config)
   settings_.fixed["the model's numbers"] = model_numbers(shape_);
   settings_.fixed["the model's heads"] = model_heads(shape_);
   settings_.changed["precision"] = name_of(engine_->precision());
-  session.together([&] {
-    if (!session.is_root()) return;
-    files_ = files_beside_weights();
-    checkpoints_->set_files(files_);
-  });
   if (restored_)
     session.together([&] {
       state_ = training_state_of(restored_->manifest.job_state, settings_, restored_->folder.string(),
@@ -162,12 +162,15 @@ void TrainJob::prepare_output() {
     if (!session_.is_root()) return;
     refuse_earlier_run();
     make_directory(folder, "the output folder", "choose another output.directory");
-    // It is written last, when it is late to hear of it.
-    const std::filesystem::path model = folder / "model";
+    // It is written last, when it is late to hear of it; records, when earlier checkpoints are gone.
+    const std::filesystem::path model = folder / "model", metrics = folder / "metrics.jsonl";
     std::error_code error;
     if (std::filesystem::exists(model, error) && !std::filesystem::is_directory(model, error))
       throw UserError("the trained model gets a folder of this name, and a file has it", model.string(),
                       "remove it, or choose another output.directory");
+    if (std::filesystem::is_directory(metrics, error))
+      throw UserError("the records of steps get a file of this name, and a folder has it", metrics.string(),
+                      "move it away, or choose another output.directory");
   });
   // Every rank writes its part of a checkpoint there; the first of those may be hours away.
   const std::optional<SharedFolder> seen = look_at_shared_folder(session_, folder);

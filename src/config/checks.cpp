@@ -380,17 +380,6 @@ class Checker {
            (!whole.empty() && whole == whole_path(config_.output.directory));
   }
 
-  // Where a file comes to lie that is made at `path`: a link may lead to one that is yet to be made.
-  static std::filesystem::path end_of_links(std::filesystem::path path) {
-    constexpr int kMostLinks = 40;
-    std::error_code error;
-    for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(path, error); ++i) {
-      if (std::filesystem::exists(path, error)) break;
-      path = path.parent_path() / std::filesystem::read_symlink(path, error);
-    }
-    return path;
-  }
-
   bool can_be_made(const std::filesystem::path& file) const {
     std::error_code error;
     return !std::filesystem::is_symlink(file, error) &&

@@ -28,6 +28,11 @@ std::string line_of(const ordered_json& record) {
   return record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
+[[noreturn]] void cannot_open(int error, const std::string& file) {
+  throw UserError(text("the run log cannot be opened for writing: ", std::strerror(error)), file,
+                  "name a file in an existing folder that this user may write to");
+}
+
 // A document that was named as the log by mistake shall not lose its last line, and not gain ours.
 void refuse_other_files(int descriptor, const std::string& file) {
   struct stat status {};
@@ -66,13 +71,29 @@ void cut_half_line(int descriptor, const std::string& file) {
 
 }  // namespace
 
+void RunLog::require_usable(const std::filesystem::path& file) {
+  refuse_shared_link(file);
+  const int descriptor = ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC);
+  if (descriptor >= 0) {
+    try {
+      refuse_other_files(descriptor, file.string());
+    } catch (const UserError&) {
+      ::close(descriptor);
+      throw;
+    }
+    ::close(descriptor);
+    return;
+  }
+  if (errno != ENOENT) cannot_open(errno, file.string());
+  // It would be made.
+  const std::filesystem::path folder = end_of_links(file).parent_path() / ".";
+  if (::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) != 0) cannot_open(errno, file.string());
+}
+
 RunLog::RunLog(const std::filesystem::path& file, const RunHeader& header) : file_(file.string()) {
   refuse_shared_link(file);
   descriptor_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) {
-    throw UserError(text("the run log cannot be opened for writing: ", std::strerror(errno)), file_,
-                    "name a file in an existing folder that this user may write to");
-  }
+  if (descriptor_ < 0) cannot_open(errno, file_);
   try {
     refuse_other_files(descriptor_, file_);
   } catch (const UserError&) {

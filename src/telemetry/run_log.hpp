@@ -27,6 +27,8 @@ struct RunHeader {
 
 class RunLog {
  public:
+  /// Throws UserError where a RunLog in `file` could not be; makes nothing.
+  static void require_usable(const std::filesystem::path& file);
   /// Opens or creates `file` and writes the header. Throws UserError if the file cannot be written.
   RunLog(const std::filesystem::path& file, const RunHeader& header);
   /// Writes nothing to any file: for ranks other than 0 and jobs without a log.

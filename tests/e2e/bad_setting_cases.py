@@ -206,6 +206,9 @@ class BadOutput(Case):
         log = self.dir / "no_folder" / "log.jsonl"
         self.assert_refused(self.infer(self.config(run={"log": str(log)}, output={"if_exists": "replace"})), log)
         self.assertEqual(files_below(self.out), before)
+        new = self.dir / "new"
+        self.assert_refused(self.infer(self.config(run={"log": str(log)}, output={"directory": str(new)})), log)
+        self.assertFalse(new.exists(), "nothing is made for a job that cannot be")
 
     def test_log_in_place_of_what_is_read(self):
         """A model's file, a folder, a link that leads nowhere: said once, before anything is made."""

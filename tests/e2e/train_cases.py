@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 import tiny_model
-from harness import Case, Run, shared_model
+from harness import Case, Run, files_below, shared_model
 
 try:
     import torch
@@ -55,6 +55,29 @@ class Train(TrainingCase):
         run = self.train(self.training(), "--set", "run.device=cuda", environment={"CUDA_VISIBLE_DEVICES": ""})
         self.assert_refused(run, "run.device is cuda, but there is no GPU")
         self.assertFalse(self.out.exists(), "nothing is made for a job that cannot be")
+
+    def test_a_log_that_cannot_be_written(self):
+        """Said before anything is made, and before anything of an earlier run is touched."""
+        text = self.write("notes.txt", "of somebody else\n")
+        for log, words in ((self.dir / "no_folder" / "log.jsonl", "No such file"), (text, "no log of longhalo"),
+                           (text / "log.jsonl", "Not a directory")):
+            self.assert_refused(self.train(self.training(run={"log": str(log)})), log, words)
+            self.assertFalse(self.out.exists())
+        self.assertEqual(text.read_text(), "of somebody else\n")
+        self.train_well(self.training(train={"steps": 2, "warmup_steps": 1}))
+        before = files_below(self.out)
+        job = self.training(run={"log": str(self.dir / "no_folder" / "log.jsonl")}, output={"if_exists": "replace"})
+        self.assert_refused(self.train(job), "No such file")
+        self.assertEqual(files_below(self.out), before)
+
+    def test_records_in_whose_place_is_a_folder(self):
+        self.train_well(self.training(train={"steps": 2, "warmup_steps": 1}))
+        (self.out / "metrics.jsonl").unlink()
+        (self.out / "metrics.jsonl" / "own").mkdir(parents=True)
+        before = files_below(self.out / "checkpoints")
+        self.assert_refused(self.train(self.training(output={"if_exists": "replace"})), self.out / "metrics.jsonl",
+                            "a folder has it")
+        self.assertEqual(files_below(self.out / "checkpoints"), before)
 
     def arrays_in(self, folder):
         """Bytes of weights and of the optimizer's state; what else the files hold is their order."""

@@ -2,11 +2,14 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <functional>
 #include <sstream>
 #include <thread>
 #include <vector>
 
 #include "../storage/scratch.hpp"
+#include "core/error.hpp"
 #include "telemetry/memory.hpp"
 #include "telemetry/progress.hpp"
 #include "telemetry/run_log.hpp"
@@ -73,6 +76,43 @@ TEST(RunLog, CutsHalfALineOfAKilledRun) {
     { RunLog log(folder / "log.jsonl", header_of("infer")); }
     EXPECT_EQ(lines_of(read_text(folder / "log.jsonl")).size(), 1U);
   }
+}
+
+// With the constructor's words, and nothing is made.
+TEST(RunLog, IsAskedForBeforeItIsMade) {
+  const ScratchFolder folder;
+  RunLog::require_usable(folder / "log.jsonl");
+  std::filesystem::create_symlink("yet_to_be_made", folder / "link");
+  RunLog::require_usable(folder / "link");
+  RunLog::require_usable("/dev/null");
+  EXPECT_FALSE(std::filesystem::exists(folder / "log.jsonl"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "yet_to_be_made"));
+  { RunLog log(folder / "log.jsonl", header_of("infer")); }
+  const std::string before = read_text(folder / "log.jsonl");
+  RunLog::require_usable(folder / "log.jsonl");
+  EXPECT_EQ(read_text(folder / "log.jsonl"), before);
+
+  write_text(folder / "text", "a document");
+  std::filesystem::create_symlink("none/log.jsonl", folder / "nowhere");
+  const auto reason_of = [](const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  for (const auto& [name, words] : {std::pair{"text", "no log of longhalo"},
+                                    {"text/log.jsonl", "opened for writing: Not a directory"},
+                                    {"none/log.jsonl", "opened for writing: No such file"},
+                                    {"nowhere", "opened for writing: No such file"},
+                                    {".", "opened for writing: Is a directory"}}) {
+    const std::filesystem::path file = folder / name;
+    const std::string reason = reason_of([&] { RunLog::require_usable(file); });
+    EXPECT_NE(reason.find(words), std::string::npos) << reason;
+    EXPECT_EQ(reason, reason_of([&] { const RunLog log(file, header_of("infer")); }));
+  }
+  EXPECT_EQ(read_text(folder / "text"), "a document");
 }
 
 TEST(RunLog, LeavesAFileAloneThatIsNoLog) {
