@@ -153,6 +153,9 @@ bool TextList::read(const YAML::Node& node, const ValueContext& context, Value& 
   if (node.IsSequence()) {
     for (const YAML::Node& element : node)
       read_one(element);
+  } else if (node.IsScalar() && node.Scalar().empty()) {
+    context.fault(node, kind_of(node) + "; it takes a " + type() + ", and [] for none");
+    return false;
   } else {
     read_one(node);
   }
@@ -211,8 +214,8 @@ bool read_choice(const YAML::Node& node, const ValueContext& context, const std:
     }
   }
   const auto hint = nearest_word(node.Scalar(), names);
-  context.fault(node, kind_of(node) + (hint ? "; did you mean " + in_quotes(*hint) + "?" : "") +
-                          " It takes one of " + listed(names));
+  context.fault(node, kind_of(node) + (hint ? "; did you mean " + in_quotes(*hint) + "? It" : "; it") +
+                          " takes one of " + listed(names));
   return false;
 }
 

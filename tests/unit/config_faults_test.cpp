@@ -129,7 +129,7 @@ TEST(ConfigFaults, VariablesAreNamedAndSpeltAsVariables) {
       holds(faults_of_sets({}, {{"LONGHALO_ATTENTION__WINDOW", ""}}),
             "LONGHALO_ATTENTION__WINDOW is empty, not a whole number; it takes a whole number, 1 to "));
   for (const char* name : {"LONGHALO_ATTENTION__WINDOW", "LONGHALO_RUN__DEVICE", "LONGHALO_TRAIN__CLIP",
-                           "LONGHALO_RUN__CHECK_OPERATIONS", "LONGHALO_TASKS"}) {
+                           "LONGHALO_RUN__CHECK_OPERATIONS", "LONGHALO_TASKS", "LONGHALO_INPUT__DOCUMENTS"}) {
     const std::string message = faults_of_sets({}, {{name, ""}});
     EXPECT_TRUE(holds(message, text("environment variable ", name, ": ", name, " is empty")));
     EXPECT_TRUE(holds(message, ", or unset the variable"));
@@ -293,6 +293,11 @@ TEST(ConfigFaults, InputThatCannotBe) {
   EXPECT_TRUE(holds(with("input.prompts_file=p"), "are both given; remove one of the two"));
   EXPECT_TRUE(holds(with("input.prompts=[]"), "the task generate has nothing to answer"));
   EXPECT_TRUE(holds(with("input.prompts=[a, ' ']"), "input.prompts: entry 2 is empty"));
+  EXPECT_TRUE(holds(with("input.documents="),
+                    "input.documents is empty; it takes a list of texts, or one text, and [] for none"));
+  EXPECT_TRUE(holds(with("run.device=none"), "run.device is 'none'; it takes one of auto, "));
+  EXPECT_TRUE(
+      holds(with("run.device=cqu"), "run.device is 'cqu'; did you mean 'cpu'? It takes one of auto, "));
   EXPECT_TRUE(holds(with("input.documents=['']"), "input.documents: entry 1 is empty"));
   EXPECT_TRUE(holds(with("tasks=[score, score]"), "tasks names 'score' twice"));
   EXPECT_TRUE(holds(with("tasks=[sum]"), "tasks is 'sum'"));
