@@ -335,7 +335,8 @@ std::string TrainingPlan::table() const {
 }
 
 void TrainingPlan::require() const {
-  if (fault.empty() && scratch_fault) throw UserError(*scratch_fault);
+  // How much room there is in a folder that cannot be used is not known.
+  if (scratch_fault && (fault.empty() || disk_bytes > budget.scratch_bytes)) throw UserError(*scratch_fault);
   if (fault.empty()) return;
   std::string words;
   for (const std::vector<MemoryItem>* list : {&items, &host_items})

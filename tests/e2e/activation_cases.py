@@ -67,6 +67,7 @@ class ScratchFolder(ActivationCase):
         """(name, what makes it so, words of the refusal)"""
         yield "no folder", lambda: (self.scratch.rmdir(), self.scratch.write_text("")), "cannot be made: a file of that name"
         yield "no lock", lambda: self.lock().symlink_to("nowhere"), "a link has the name of the file by which jobs keep out"
+        yield "no room", lambda: setattr(self, "scratch", Path("/proc/none")), "cannot be made"  # that has no room either
         yield "no place", lambda: (self.scratch.rmdir(), self.scratch.symlink_to("nowhere")), "is a link that leads nowhere"
 
     def message(self, run):

@@ -150,13 +150,23 @@ TEST(TrainingPlan, AScratchFolderThatCannotBeUsedIsNoPlan) {
   TrainingTask task = small_task();
   TrainingPlan plan = plan_of(task, budget_of(kMuch, kMuch));
   plan.require();
-  plan.scratch_fault = UserError("no right", "/scratch", "choose another");
-  try {
-    plan.require();
-    ADD_FAILURE() << "it cannot be used";
-  } catch (const UserError& error) {
-    EXPECT_STREQ(error.what(), UserError("no right", "/scratch", "choose another").what());
-  }
+  const UserError scratch("no right", "/scratch", "choose another");
+  const auto reason = [&] {
+    plan.scratch_fault = scratch;
+    try {
+      plan.require();
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  EXPECT_EQ(reason(), scratch.what());
+  task.store = ActivationSetting::kNvme;
+  plan = plan_of(task, budget_of(kMuch, 0));
+  ASSERT_NE(plan.fault, "");
+  EXPECT_EQ(reason(), scratch.what()) << "there is no room in it because it cannot be used";
+  plan = plan_of(task, budget_of(1000, kMuch));
+  EXPECT_NE(reason().find("a training step needs"), std::string::npos) << "another folder would not help";
 }
 
 TEST(TrainingPlan, AutoTakesTheFirstPlaceWithRoom) {
