@@ -7,6 +7,7 @@
 #include "app/model_setup.hpp"
 #include "app/training_state.hpp"
 #include "comm/alike.hpp"
+#include "model/checkpoint_reader.hpp"
 #include "storage/checksum.hpp"
 #include "storage/safetensors.hpp"
 #include "storage/sha256.hpp"
@@ -70,11 +71,14 @@ std::string model_fingerprint(const Config& config, const AgreedModel& model) {
 AgreedModel agreed_model(const MpiSession& session, const Config& config) {
   AgreedModel model;
   session.together([&] { model.shape = model_shape(config); });
-  if (session.ranks() == 1 || config.model.weights != WeightsSource::kCheckpoint) return model;
-  require_alike(session, "the shape of the model", shape_text(model.shape),
-                config.model.path + "/config.json", kRemedy);
-  session.together([&] { model.weights = weights_fingerprint(config.model.path); });
-  require_alike(session, "the fingerprint of the weights", model.weights, config.model.path, kRemedy);
+  if (config.model.weights != WeightsSource::kCheckpoint) return model;
+  if (session.ranks() > 1) {
+    require_alike(session, "the shape of the model", shape_text(model.shape),
+                  config.model.path + "/config.json", kRemedy);
+    session.together([&] { model.weights = weights_fingerprint(config.model.path); });
+    require_alike(session, "the fingerprint of the weights", model.weights, config.model.path, kRemedy);
+  }
+  session.together([&] { require_tensors(config.model.path, model.shape); });
   return model;
 }
 

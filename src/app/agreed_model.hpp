@@ -17,7 +17,7 @@ struct AgreedModel {
 };
 
 /// model_shape() of every rank. Throws the same JointError on all ranks where it differs, or the weights of
-/// the checkpoint do. Collective.
+/// the checkpoint do, or where a tensor of it is missing or has another shape. Collective.
 AgreedModel agreed_model(const MpiSession& session, const Config& config);
 
 /// 16 hex digits of all names, types and shapes of a model's tensors and of samples of each one's bytes (all

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "core/text.hpp"
+#include "model/save_model.hpp"
 
 namespace longhalo {
 namespace {
@@ -106,6 +107,16 @@ HostBuffer<float> CheckpointReader::landmark_bias(int64_t layer, const ModelConf
   const std::string name = layer_prefix(layer) + "self_attn.landmark_bias";
   if (bias || !contains(name)) return filled(c.heads, bias.value_or(fallback));
   return read(name, {c.heads});
+}
+
+void require_tensors(const std::filesystem::path& directory, const ModelConfig& config) {
+  const ModelWeights weights(directory);
+  ModelArrays nowhere;
+  nowhere.config = config;
+  nowhere.layers.resize(static_cast<size_t>(config.layers));
+  for (const NamedTensor& tensor : model_tensors(nowhere))
+    if (tensor.name.find(".landmark_") == std::string::npos) weights.view(tensor.name, tensor.shape);
+  if (!config.tied_embeddings) weights.view("lm_head.weight", std::vector{config.vocabulary, config.hidden});
 }
 
 std::string layer_prefix(int64_t layer) {

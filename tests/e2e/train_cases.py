@@ -70,6 +70,19 @@ class Train(TrainingCase):
         self.assert_refused(self.train(job), "No such file")
         self.assertEqual(files_below(self.out), before)
 
+    def test_weights_that_lack_a_tensor(self):
+        """Seen in the headers, before anything is made, by training and by reading."""
+        model, name = self.own_model(), "model.layers.1.mlp.down_proj.weight"
+        kind, shape, data = tiny_model.tensors()[name]
+        for change, words in (({}, "there is no tensor"), ({name: (kind, (*reversed(shape),), data)}, "shape")):
+            contents = tiny_model.tensors()
+            del contents[name]
+            tiny_model.write_safetensors(model / "model.safetensors", {**contents, **change})
+            for run in (self.train(self.training(model={"path": str(model)})),
+                        self.infer(self.config(model={"path": str(model)}), ranks=1)):
+                self.assert_refused(run, words, name, model / "model.safetensors")
+                self.assertFalse(self.out.exists())
+
     def test_records_in_whose_place_is_a_folder(self):
         self.train_well(self.training(train={"steps": 2, "warmup_steps": 1}))
         (self.out / "metrics.jsonl").unlink()
