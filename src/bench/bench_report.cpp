@@ -8,7 +8,7 @@
 #include "core/error.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
-#include "storage/atomic_file.hpp"
+#include "storage/report_file.hpp"
 
 namespace longhalo {
 namespace {
@@ -88,7 +88,7 @@ void BenchReport::publish(const MpiSession& session, const std::string& json_pat
             << row.table;
     }
     print_text(table.str());
-    if (!json_path.empty()) write_file_atomically(json_path, json.dump(2) + "\n");
+    if (!json_path.empty()) write_report(json_path, json.dump(2) + "\n");
   });
 }
 

@@ -24,7 +24,6 @@
 #include "doctor/doctor_ports.hpp"
 #include "doctor/doctor_rdma.hpp"
 #include "doctor/doctor_report.hpp"
-#include "storage/atomic_file.hpp"
 #include "storage/report_file.hpp"
 #include "telemetry/run_log.hpp"
 
@@ -198,8 +197,7 @@ class Doctor {
                            {"hosts", hosts_},
                            {"checks", json_of(rows)}};
     if (!pairs_.empty()) json["halo"] = json_of(pairs_, session_.ranks(), transport_, options_.halo_bytes);
-    write_file_atomically(options_.json,
-                          json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    write_report(options_.json, json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   }
 
   std::filesystem::path link_folder() const {

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -24,6 +25,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kMark = ".tmp.";
+constexpr int kMostLinks = 40;  // as many as the system follows
 
 struct Writer {
   std::string host;
@@ -54,7 +56,6 @@ bool is_abandoned(const fs::directory_entry& entry, const Writer& writer) {
 
 // Whether it is a link into /proc, as /dev/stdout is, which may well be a regular file then.
 bool leads_to_open_file(fs::path path) {
-  constexpr int kMostLinks = 40;
   std::error_code ignored;
   for (int i = 0; i < kMostLinks && fs::is_symlink(fs::symlink_status(path, ignored)); ++i) {
     const fs::path folder = fs::weakly_canonical(fs::absolute(path, ignored).parent_path(), ignored);
@@ -73,6 +74,18 @@ void refuse_special(const fs::path& target) {
   throw UserError(plain ? "this leads to a file that is open already; no other is put in its place"
                         : "a device, pipe or socket stands there; a file is not put in its place",
                   target.string(), "name a file");
+}
+
+// What the system says against taking it away; 0 for nothing.
+int removal_fault(const fs::path& path) {
+  struct statx entry {};
+  if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_TYPE, &entry) != 0)
+    return errno == ENOENT ? 0 : errno;
+  if ((entry.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) return EBUSY;
+  // NOTE: the wrong call of the two: it looks at the rights first and then fails, so that nothing is removed.
+  const bool is_folder = S_ISDIR(entry.stx_mode);
+  if ((is_folder ? ::unlink(path.c_str()) : ::rmdir(path.c_str())) == 0) return 0;
+  return errno == (is_folder ? EISDIR : ENOTDIR) || errno == ENOENT ? 0 : errno;
 }
 
 void read_back(const TemporaryFile& temporary, std::span<const std::byte> contents) {
@@ -149,6 +162,30 @@ void require_replaceable(const fs::path& target) {
   const fs::path folder = target.has_parent_path() ? target.parent_path() : ".";
   // The dot: a file in place of the folder is refused too.
   if (::access((folder / ".").c_str(), W_OK | X_OK) != 0) throw_write_error(errno, target, 0);
+  refuse_shared_link(folder);
+  require_removable(target);
+}
+
+void require_removable(const fs::path& path) {
+  const int error = removal_fault(path);
+  if (error == 0) return;
+  throw UserError(
+      text("what stands there cannot be replaced: ", std::strerror(error)), path.string(),
+      "let its owner or root take it away (ls -l shows the owner, findmnt what is mounted, lsattr "
+      "what is immutable), or choose another place");
+}
+
+fs::path end_of_links(const fs::path& target) {
+  refuse_special(target);
+  fs::path place = target;
+  std::error_code error;
+  for (int i = 0; fs::is_symlink(fs::symlink_status(place, error)); ++i) {
+    if (i == kMostLinks) throw_write_error(ELOOP, target, 0);
+    refuse_shared_link(place);
+    place = place.parent_path() / fs::read_symlink(place, error);
+    if (error) throw_file_error(error.value(), "follow", target);
+  }
+  return place;
 }
 
 int remove_abandoned_temporaries(const fs::path& directory, Abandoned which) {

@@ -48,6 +48,15 @@ void write_file_atomically(const std::filesystem::path& target, std::string_view
 /// there. Empty is no file, and no fault.
 void require_replaceable(const std::filesystem::path& target);
 
+/// Throws UserError if something stands at `path` that this user may not take away: another user's file or
+/// folder in a sticky folder, one that is mounted there, or marked as immutable. Takes nothing away, and does
+/// not look at what a folder holds.
+void require_removable(const std::filesystem::path& path);
+
+/// Where `target` comes to lie if its links stay links: at the end of them, whether a file is there yet or
+/// not. Throws UserError as TemporaryFile() does, and for a link that anybody could have made.
+std::filesystem::path end_of_links(const std::filesystem::path& target);
+
 /// Which temporaries count as abandoned.
 enum class Abandoned {
   kWriterGone,  // of this host whose process is gone, or of another host and untouched for a day

@@ -20,13 +20,17 @@ bool is_report(const std::filesystem::path& file) {
 }  // namespace
 
 void require_report_place(const std::filesystem::path& file) {
-  require_replaceable(file);
+  if (file.empty()) return;
+  require_replaceable(end_of_links(file));
   std::error_code ignored;
-  if (file.empty() || !std::filesystem::exists(file, ignored) || std::filesystem::is_empty(file, ignored) ||
-      is_report(file))
+  if (!std::filesystem::exists(file, ignored) || std::filesystem::is_empty(file, ignored) || is_report(file))
     return;
   throw UserError("this file is there already and is no report of longhalo bench or doctor", file.string(),
                   "name another file for the report (--json), or remove this one");
+}
+
+void write_report(const std::filesystem::path& file, std::string_view report) {
+  write_file_atomically(end_of_links(file), report);
 }
 
 }  // namespace longhalo

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string_view>
 
 namespace longhalo {
 
@@ -10,5 +11,8 @@ namespace longhalo {
 /// cannot be read, or is neither empty nor a report ("benchmark" or "doctor" with a text as value). To be
 /// said before the work that is reported. An empty path is no file, and no fault.
 void require_report_place(const std::filesystem::path& file);
+
+/// Puts a report at such a place; where that is a link, at the end of it. Throws UserError.
+void write_report(const std::filesystem::path& file, std::string_view report);
 
 }  // namespace longhalo

@@ -79,6 +79,16 @@ class Bench(BenchCase):
         self.assertGreater(result["matmul_tflops"], 0)
         self.assertNotIn("products", result)
 
+    def test_json_through_a_link(self):
+        """A link, as to another disk, stays one: the report is where it leads, though none was there yet."""
+        (self.dir / "far").mkdir()
+        (self.dir / "bench.json").symlink_to("far/report.json")
+        for _ in range(2):
+            result = self.bench("copy", "--bytes", 100001, ranks=1)
+            self.assertTrue((self.dir / "bench.json").is_symlink())
+            self.assertEqual(json.loads((self.dir / "far" / "report.json").read_text()), result)
+        self.assertEqual([p.name for p in (self.dir / "far").iterdir()], ["report.json"])
+
     def test_copy(self):
         result = self.bench("copy", "--bytes", 100001)
         (row,) = result["copies"]  # one thread a rank

@@ -209,6 +209,85 @@ TEST(ReportFile, AnEarlierOneThatCannotBeReadIsToldOfAsSuch) {
   expect_user_error([&] { require_report_place(folder / "report.json"); }, {"the right file", "report.json"});
 }
 
+TEST(ReportFile, GoesThroughLinksIntoTheFile) {
+  namespace fs = std::filesystem;
+  const ScratchFolder folder;
+  fs::create_directory(folder / "far");
+  write_text(folder / "far" / "report.json", R"({"doctor": "pass"})");
+  fs::create_symlink("far/second", folder / "first");
+  fs::create_symlink(folder / "far" / "report.json", folder / "far" / "second");
+  fs::create_symlink("far/new.json", folder / "to be made");
+  for (const char* name : {"first", "to be made"}) {
+    require_report_place(folder / name);
+    write_report(folder / name, R"({"doctor": "fail"})");
+    EXPECT_TRUE(fs::is_symlink(folder / name)) << name;
+  }
+  EXPECT_TRUE(fs::is_symlink(folder / "far" / "second"));
+  for (const char* name : {"report.json", "new.json"})
+    EXPECT_EQ(read_text(folder / "far" / name), R"({"doctor": "fail"})") << name;
+  EXPECT_EQ(count_files(folder.path()), 5) << "two files and three links; no temporary one";
+}
+
+TEST(ReportFile, ALinkThatLeadsToNoPlaceForItIsSaidBefore) {
+  namespace fs = std::filesystem;
+  const ScratchFolder folder;
+  fs::create_symlink("round", folder / "round");
+  expect_user_error([&] { require_report_place(folder / "round"); }, {"Too many levels", "round"});
+  fs::create_symlink("none/x.json", folder / "nowhere");
+  expect_user_error([&] { require_report_place(folder / "nowhere"); }, {"No such file", "none/x.json"});
+  fs::create_directory(folder / "shared");
+  fs::permissions(folder / "shared", fs::perms::all);
+  fs::create_symlink(folder / "x.json", folder / "shared" / "link");
+  for (const auto& action : {require_report_place, +[](const fs::path& file) { write_report(file, "{}"); }})
+    expect_user_error([&] { action(folder / "shared" / "link"); },
+                      {"a folder that everybody may write to", "shared/link"});
+  EXPECT_FALSE(fs::exists(folder / "x.json"));
+}
+
+// The right to write into the folder is not enough.
+TEST(AtomicFile, WhatStandsInPlaceForGoodIsSaidBefore) {
+  namespace fs = std::filesystem;
+  if (::geteuid() != 0) GTEST_SKIP() << "files of two users need root";
+  const ScratchFolder folder;
+  write_text(folder / "report.json", R"({"doctor": "pass"})");
+  fs::create_directory(folder / "others");
+  const auto require_all = [&] {
+    require_replaceable(folder / "report.json");
+    require_report_place(folder / "report.json");
+    require_removable(folder / "others");
+  };
+  fs::permissions(folder.path(), fs::perms::all);
+  {
+    const AsNobody nobody;
+    require_all();
+  }
+  fs::permissions(folder.path(), fs::perms::all | fs::perms::sticky_bit);
+  require_all();
+  {
+    const AsNobody nobody;
+    write_text(folder / "own", "x");
+    require_replaceable(folder / "own");
+    require_replaceable(folder / "new");
+    for (const auto& action : {require_replaceable, require_report_place})
+      expect_user_error([&] { action(folder / "report.json"); },
+                        {"cannot be replaced: Operation not permitted", "report.json", "let its owner"});
+    expect_user_error([&] { require_removable(folder / "others"); }, {"not permitted", "others"});
+  }
+  EXPECT_EQ(count_files(folder.path()), 2);
+  EXPECT_TRUE(fs::is_directory(folder / "others")) << "asking takes nothing away";
+}
+
+TEST(AtomicFile, AMountInPlaceIsSaidBefore) {
+  const TinyDisk disk;
+  if (!disk.reason().empty()) GTEST_SKIP() << disk.reason();
+  write_text(disk / "file", "old");
+  ASSERT_EQ(::mount((disk / "file").c_str(), (disk / "file").c_str(), nullptr, MS_BIND, nullptr), 0);
+  expect_user_error([&] { require_replaceable(disk / "file"); }, {"cannot be replaced", "busy", "findmnt"});
+  EXPECT_EQ(read_text(disk / "file"), "old");
+  ASSERT_EQ(::umount((disk / "file").c_str()), 0);
+  require_replaceable(disk / "file");
+}
+
 TEST(AtomicFile, NotThroughALinkInAFolderForEverybody) {
   const ScratchFolder folder;
   std::filesystem::create_directory(folder / "shared");
