@@ -57,8 +57,8 @@ std::vector<Benchmark> make_benchmarks() {
                  IN_CUDA_BUILD(run_bench_copy_cuda)});
   all.push_back({Subcommand::kBenchGemm,
                  "gemm",
-                 "Matrix products of an 8B layer, or of one shape",
-                 {kTokens,
+                 "Matrix products of an 8B layer (on CUDA), or of one shape",
+                 {{"--tokens", "bench.tokens", "Rows of a product"},
                   kRepeats,
                   kJson,
                   {"--outputs", "bench.outputs", "Outputs of the one product"},

@@ -177,7 +177,7 @@ struct Config {
     int64_t first_query = 0;  // token position
     KernelSetting kernel = KernelSetting::kAuto;
     bool backward = false;
-    int64_t outputs = 0;  // of one matrix product; 0: the products of an 8B layer
+    int64_t outputs = 0;  // of one matrix product; 0: the products of an 8B layer, on the CPU none
     int64_t inputs = 0;
     int64_t bytes = 0;  // 0: by the benchmark
     std::string json;   // empty: no JSON output

@@ -316,9 +316,11 @@ ConfigSchema make_schema() {
   all.keys.push_back(key("bench.backward", Switch{}, FIELD(bench.backward),
                          "The attention benchmark measures the gradient too, on CUDA."));
   all.keys.push_back(key("bench.outputs", whole(0, 1 << 22), FIELD(bench.outputs),
-                         "Outputs of the one matrix product to measure; 0 is the products of an 8B layer."));
+                         "Outputs of the one matrix product to measure; 0 is the products of an 8B layer, "
+                         "on the CPU none."));
   all.keys.push_back(key("bench.inputs", whole(0, 1 << 22), FIELD(bench.inputs),
-                         "Inputs of the one matrix product to measure; 0 is the products of an 8B layer."));
+                         "Inputs of the one matrix product to measure; 0 is the products of an 8B layer, "
+                         "on the CPU none."));
   all.keys.push_back(
       key("bench.bytes", whole(0, int64_t{1} << 40), FIELD(bench.bytes),
           "Bytes that the copy benchmark moves, the halo benchmark's longest message, or what each "

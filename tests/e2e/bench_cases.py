@@ -78,6 +78,8 @@ class Bench(BenchCase):
         result = self.bench("gemm", ranks=1)
         self.assertGreater(result["matmul_tflops"], 0)
         self.assertNotIn("products", result)
+        run = Run(["bench", "gemm", "--help"], ranks=0).wait()
+        self.assertIn("Matrix products of an 8B layer (on CUDA), or of one shape", run.out)
 
     def test_json_through_a_link(self):
         """A link, as to another disk, stays one: the report is where it leads, though none was there yet."""
