@@ -64,7 +64,7 @@ class InferJob {
   bool asked_to_stop() const;
   void read_document(int64_t index);
   Work remaining_work(int64_t index) const;
-  bool has_arrays_to_make() const;
+  void require_places() const;
   DocumentRun prefill_document(const Sequence& sequence, const Work& work,
                                std::unique_ptr<DocumentContext>& context, DocumentArrays& arrays);
 
@@ -101,7 +101,7 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
     results_ =
         std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists),
                                        settings_by_document(config, model, *inputs_, engine_->precision()));
-    if (has_arrays_to_make()) results_->require_arrays_folder();
+    require_places();
   });
   log_ = open_job_log(session, config, "infer", threads_, computing_of(*engine_));
   load_weights(session, config, *engine_);
@@ -198,10 +198,15 @@ Work InferJob::remaining_work(int64_t index) const {
   return work;
 }
 
-bool InferJob::has_arrays_to_make() const {
-  for (int64_t i = 0; i < inputs_->documents(); ++i)
-    if (const Work work = remaining_work(i); work.score || work.embed) return true;
-  return false;
+void InferJob::require_places() const {
+  bool has_work = false;
+  std::vector<std::string> with_arrays;
+  for (int64_t i = 0; i < inputs_->documents(); ++i) {
+    const Work work = remaining_work(i);
+    has_work = has_work || !work.nothing();
+    if (work.score || work.embed) with_arrays.push_back(inputs_->document_name(i));
+  }
+  if (has_work) results_->require_places(with_arrays);
 }
 
 DocumentRun InferJob::prefill_document(const Sequence& sequence, const Work& work,

@@ -127,16 +127,21 @@ struct RecordWithArrays {
   bool is_whole;
 };
 
-// What cannot be looked at need not be gone.
-bool is_there(const fs::path& file) {
+// Whether a file is there. What cannot be looked at need not be gone, and nothing is put in place of what is
+// no file.
+bool require_file_or_nothing(const fs::path& file) {
   std::error_code error;
   const fs::file_status status = fs::status(file, error);
   if (status.type() == fs::file_type::none) throw_file_error(error.value(), "inspect", file);
   if (status.type() == fs::file_type::not_found) return false;
-  // Nothing is put in its place, so arrays made again could not be written.
   if (!fs::is_regular_file(status))
-    throw UserError("a folder, device or pipe stands where an earlier job wrote arrays", file.string(),
+    throw UserError("a folder, device or pipe stands where the arrays of a document go", file.string(),
                     "move it away, or replace the old results");
+  return true;
+}
+
+bool is_there(const fs::path& file) {
+  if (!require_file_or_nothing(file)) return false;
   open_input(file);
   return true;
 }
@@ -220,10 +225,34 @@ void ResultWriter::probe() {
   sync_file(descriptor, directory_);
 }
 
-void ResultWriter::require_arrays_folder() const {
+void ResultWriter::require_places(const std::vector<std::string>& documents_with_arrays) const {
+  require_replaceable(records_file_);
+  if (move_aside_) return require_way_aside();
   const fs::path arrays = directory_ / "arrays";
   std::error_code ignored;
-  if (move_aside_ || !fs::exists(fs::symlink_status(arrays, ignored))) return;  // it will be made
+  if (documents_with_arrays.empty() || !fs::exists(fs::symlink_status(arrays, ignored)))
+    return;  // it will be made
+  require_arrays_folder(arrays);
+  for (const std::string& document : documents_with_arrays) {
+    const fs::path file = arrays / arrays_name(document);
+    require_file_or_nothing(file);
+    require_replaceable(file);
+  }
+}
+
+// What move_old_results_aside() moves, and what it removes before.
+void ResultWriter::require_way_aside() const {
+  require_removable(directory_ / "arrays");
+  for (const char* name : {"results.previous.jsonl", "arrays.previous"}) {
+    require_removable(directory_ / name);
+    std::error_code error;
+    fs::recursive_directory_iterator entry(directory_ / name, error);
+    for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error))
+      require_removable(entry->path());
+  }
+}
+
+void ResultWriter::require_arrays_folder(const fs::path& arrays) const {
   make_directory(arrays, kArraysWhat, kArraysRemedy);
   // As write_arrays() does it: made beside the folder and moved into it.
   TemporaryFile probe(directory_ / "probe");

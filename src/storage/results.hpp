@@ -74,9 +74,10 @@ class ResultWriter {
   /// are to be made again. They stay in the file until write() brings new ones.
   const std::set<ResultKey>& lost() const { return lost_; }
 
-  /// Throws UserError where a folder "arrays" that is there already takes no file: to be said before the work
-  /// whose arrays go there.
-  void require_arrays_folder() const;
+  /// Throws UserError where what stands in the folder already keeps records, or the arrays of
+  /// `documents_with_arrays`, from their places, or (kReplace) cannot be moved aside: to be said before the
+  /// work that they come from.
+  void require_places(const std::vector<std::string>& documents_with_arrays) const;
 
   /// Writes the arrays of a document, whole or not at all (replacing those of an earlier call for it), and
   /// returns the file's path relative to the folder ("arrays/name-3f0c...h5"), to be put into its records.
@@ -94,6 +95,8 @@ class ResultWriter {
 
  private:
   void probe();
+  void require_arrays_folder(const std::filesystem::path& arrays) const;
+  void require_way_aside() const;
   void read_existing();
   void drop_replaced();
   [[noreturn]] void refuse_changes() const;

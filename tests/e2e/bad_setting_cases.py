@@ -189,6 +189,17 @@ class BadOutput(Case):
         self.assert_refused(self.infer(self.config()), self.out / "arrays")
         self.assertEqual((self.out / "arrays").read_text(), "a file")
 
+    def test_folder_in_place_of_an_array_file(self):
+        """Without results there is nothing to resume or to refuse, but the arrays have no place: said before the work."""
+        (record,) = self.succeed(self.config(tasks=["score"])).values()
+        (self.out / "results.jsonl").unlink()
+        (self.out / record["arrays"]).unlink()
+        (self.out / record["arrays"]).mkdir()
+        run = self.infer(self.config(tasks=["score"]))
+        self.assert_refused(run, self.out / record["arrays"], "a folder, device or pipe")
+        self.assertNotIn("prefill", run.err)
+        self.assertFalse((self.out / "results.jsonl").exists())
+
     def test_existing_results_are_kept(self):
         before = self.old_results()
         self.assert_refused(self.infer(self.config()), self.out / "results.jsonl", "resume")

@@ -140,6 +140,22 @@ class FullDisk(Case):
         for key, record in records.items():
             self.assertEqual(again[key], record)
 
+    def test_files_that_stay_in_place(self):
+        """As files that were mounted into a container: they can be written but not replaced, which is said before the
+        document is read, where it matters."""
+        self.out = self.dir / "out"
+        (record,) = self.succeed(self.config(tasks=["score"])).values()
+        results = {name: (self.out / name).read_bytes() for name in ("results.jsonl", record["arrays"])}
+        for name in results:
+            keep = ["unshare", "-m", "sh", "-ec", 'mount --bind "$1" "$1"; shift; exec "$@"', "sh", str(self.out / name)]
+            run = self.infer(self.config(tasks=["score", "embed"], output={"if_exists": "resume"}), before=keep)
+            self.assert_refused(run, self.out / name, "cannot be replaced", "busy")
+            self.assertNotIn("prefill", run.err)
+            run = self.infer(self.config(tasks=["score"], output={"if_exists": "resume"}), before=keep)
+            self.assertEqual(run.code, 0, run.err)
+            for other, contents in results.items():
+                self.assertEqual((self.out / other).read_bytes(), contents)
+
     def test_no_shared_memory(self):
         """/dev/shm is full: ranks of a host talk by other means, and the answers are the same."""
         whole = self.succeed(self.config())

@@ -92,7 +92,7 @@ TEST(ResultArrays, WhatIsNoFileInPlaceOfArraysIsSaidBeforeTheWork) {
         [&] {
           ResultWriter(folder.path(), IfResultsExist::kResume, {{"a", "one"}});
         },
-        {"stands where an earlier job wrote arrays", place.string()});
+        {"stands where the arrays of a document go", place.string()});
     EXPECT_TRUE(std::filesystem::exists(place));
   }
 }
@@ -178,28 +178,84 @@ TEST(ResultArrays, AnArraysFolderThatTakesNoFileIsSaidBeforeTheWork) {
     const AsNobody nobody;
     for (const IfResultsExist mode : {IfResultsExist::kError, IfResultsExist::kResume}) {
       const ResultWriter writer(folder.path(), mode);
-      expect_user_error([&] { writer.require_arrays_folder(); },
+      expect_user_error([&] { writer.require_places({"a"}); },
                         {"arrays", "takes no file: Permission denied", "give this user the right to write"});
     }
     const ResultWriter replacing(folder.path(), IfResultsExist::kReplace);
-    replacing.require_arrays_folder();  // what is there makes way
+    replacing.require_places({"a"});  // what is there makes way
   }
   fs::permissions(folder / "arrays", fs::perms::owner_all);
+}
+
+// Another user's file in a folder where everybody may write to what is theirs alone.
+TEST(ResultArrays, AFileThatCannotBeReplacedIsSaidBeforeTheWork) {
+  namespace fs = std::filesystem;
+  if (::geteuid() != 0) GTEST_SKIP() << "files of two users need root";
+  const ScratchFolder folder;
+  const auto sticky = fs::perms::all | fs::perms::sticky_bit;
+  std::string arrays;
+  {
+    ResultWriter writer(folder.path(), IfResultsExist::kError);
+    arrays = writer.write_arrays("a", {std::vector<int32_t>{1}, {}, {}, 0});
+    writer.write(record_of("a"));
+    writer.finish();
+  }
+  fs::permissions(folder.path(), sticky);
+  fs::permissions(folder / "arrays", sticky);
+  const auto refused = [&](IfResultsExist mode, const std::string& name) {
+    const AsNobody nobody;
+    const ResultWriter writer(folder.path(), mode);
+    expect_user_error(
+        [&] {
+          writer.require_places({"b", "a"});
+        },
+        {"cannot be replaced: Operation not permitted", (folder / name).string()});
+  };
+  refused(IfResultsExist::kResume, "results.jsonl");
+  refused(IfResultsExist::kReplace, "results.jsonl");
+  ASSERT_EQ(::chown((folder / "results.jsonl").c_str(), AsNobody::kUser, AsNobody::kUser), 0);
+  refused(IfResultsExist::kResume, arrays);
+  refused(IfResultsExist::kReplace, "arrays");
+  ASSERT_EQ(::chown((folder / "arrays").c_str(), AsNobody::kUser, AsNobody::kUser), 0);
+  fs::create_directories(folder / "arrays.previous" / "deep");
+  refused(IfResultsExist::kReplace, "arrays.previous");
+  ASSERT_EQ(::chown((folder / "arrays.previous").c_str(), AsNobody::kUser, AsNobody::kUser), 0);
+  fs::permissions(folder / "arrays.previous", fs::perms::owner_read | fs::perms::owner_exec);
+  {
+    const AsNobody nobody;
+    expect_user_error([&] { ResultWriter(folder.path(), IfResultsExist::kReplace).require_places({}); },
+                      {"cannot be replaced: Permission denied", "arrays.previous/deep"});
+    const ResultWriter resuming(folder.path(), IfResultsExist::kResume);
+    resuming.require_places({"b"});
+    resuming.require_places({});
+  }
+  EXPECT_EQ(count_files(folder.path()), 2) << "nothing was taken away";
+}
+
+TEST(ResultArrays, AFolderInPlaceOfNewArraysIsSaidBeforeTheWork) {
+  const ScratchFolder folder;
+  ResultWriter writer(folder.path(), IfResultsExist::kError);
+  const std::filesystem::path place = folder / writer.write_arrays("a", {std::vector<int32_t>{1}, {}, {}, 0});
+  std::filesystem::remove(place);
+  std::filesystem::create_directory(place);
+  expect_user_error([&] { writer.require_places({"b", "a"}); }, {"a folder, device or pipe", place.string()});
+  EXPECT_TRUE(std::filesystem::exists(place));
+  writer.require_places({"b"});
 }
 
 TEST(ResultArrays, WhatIsInPlaceOfTheArraysFolderIsSaidBeforeTheWork) {
   const ScratchFolder folder;
   const ResultWriter writer(folder.path(), IfResultsExist::kResume);
-  writer.require_arrays_folder();
+  writer.require_places({"a"});
   EXPECT_FALSE(std::filesystem::exists(folder / "arrays")) << "it is made with the first arrays";
   write_text(folder / "arrays", "a file");
-  expect_user_error([&] { writer.require_arrays_folder(); }, {"a file of that name", "move away"});
+  expect_user_error([&] { writer.require_places({"a"}); }, {"a file of that name", "move away"});
   std::filesystem::remove(folder / "arrays");
   std::filesystem::create_symlink("/proc/self", folder / "arrays");
-  expect_user_error([&] { writer.require_arrays_folder(); }, {"takes no file: Invalid cross-device link"});
+  expect_user_error([&] { writer.require_places({"a"}); }, {"takes no file: Invalid cross-device link"});
   std::filesystem::remove(folder / "arrays");
   std::filesystem::create_directory(folder / "arrays");
-  writer.require_arrays_folder();
+  writer.require_places({"a"});
   EXPECT_EQ(count_files(folder.path()), 1) << "the lock alone";
 }
 
