@@ -98,9 +98,12 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
   require_job_log(session, config);
   session.together([&] {
     if (!session.is_root()) return;
-    results_ =
-        std::make_unique<ResultWriter>(config.output.directory, if_results_exist(config.output.if_exists),
-                                       settings_by_document(config, model, *inputs_, engine_->precision()));
+    ResultWriter::Tasks tasks;
+    for (const Task task : config.tasks)
+      tasks.emplace(task_name(task));
+    results_ = std::make_unique<ResultWriter>(
+        config.output.directory, if_results_exist(config.output.if_exists),
+        settings_by_document(config, model, *inputs_, engine_->precision()), std::move(tasks));
     require_places();
   });
   log_ = open_job_log(session, config, "infer", threads_, computing_of(*engine_));

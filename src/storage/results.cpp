@@ -95,8 +95,9 @@ std::string file_contents(const fs::path& file) {
   return contents;
 }
 
-// Whether the file is what the record says of it: one that was cut, emptied or damaged is none. Throws
-// Hdf5LockError: what could not be looked at need not be made again.
+// Whether the file is what the record says of it: one that was cut, emptied or damaged is none, nor is that
+// of another document, or of another text or model. Throws Hdf5LockError: what could not be looked at need
+// not be made again.
 bool holds_arrays(const fs::path& file, const json& record) {
   const std::string task = member_text(record, "task");
   const auto length = [&](const char* key) {
@@ -105,6 +106,12 @@ bool holds_arrays(const fs::path& file, const json& record) {
   };
   try {
     const Hdf5File arrays = Hdf5File::open(file);
+    const auto fits = [&](const char* key) {
+      return arrays.string_attribute(key) == member_text(record, key);
+    };
+    // Earlier versions wrote no settings.
+    if (!fits("document") || (arrays.has_attribute("settings") && !fits("settings"))) return false;
+    arrays.dataset("tokens").expect(Hdf5Type::kInt32, std::array{length("document_tokens")});
     if (task == "score")
       arrays.dataset("scores").expect(Hdf5Type::kFloat32, std::array{length("document_tokens")});
     if (task == "embed")
@@ -183,8 +190,11 @@ ResultKey ResultKey::of(const json& record) {
   return {member_text(record, "document"), member_text(record, "query"), member_text(record, "task")};
 }
 
-ResultWriter::ResultWriter(const fs::path& directory, IfResultsExist if_exist, Settings settings)
-    : directory_(directory), settings_(std::move(settings)), records_file_(directory / "results.jsonl") {
+ResultWriter::ResultWriter(const fs::path& directory, IfResultsExist if_exist, Settings settings, Tasks tasks)
+    : directory_(directory),
+      settings_(std::move(settings)),
+      tasks_(std::move(tasks)),
+      records_file_(directory / "results.jsonl") {
   make_directory(directory_, kWhat, kRemedy);
   lock_.emplace(directory_);
   probe();
@@ -290,8 +300,8 @@ void ResultWriter::read_existing() {
                            "\" was made with other settings, another model, or another text"),
                       where, "resume with what that job had, or choose another output folder");
     }
-    // Others' documents are not judged: this job would not make their arrays again.
-    const fs::path arrays = settings == settings_.end() ? "" : member_text(record, "arrays");
+    const bool is_of_this_job = settings != settings_.end() && tasks_.contains(key.task);
+    const fs::path arrays = is_of_this_job ? member_text(record, "arrays") : "";
     if (arrays.empty())
       recorded_.insert(key);
     else
@@ -303,9 +313,10 @@ void ResultWriter::read_existing() {
   look_into(with_arrays, records_file_);
   for (const RecordWithArrays& one : with_arrays) {
     if (!one.is_whole && lost_.empty())
-      log_warning(text(one.where, ": the arrays of this record, ", member_text(one.record, "arrays"),
-                       ", are not there any more, or not whole; what this job has to do of such records is "
-                       "done again"));
+      log_warning(
+          text(one.where, ": the arrays of this record, ", member_text(one.record, "arrays"),
+               ", are not there any more, or not whole, or of another document; what this job has to do "
+               "of such records is done again"));
     (one.is_whole ? recorded_ : lost_).insert(one.key);
   }
   committed_bytes_ = static_cast<int64_t>(contents.size());
@@ -331,7 +342,10 @@ std::string ResultWriter::write_arrays(std::string_view document, const Document
       4 * (length(arrays.tokens) + length(arrays.scores) + length(arrays.embeddings));
   // Written in full beside the old results before those are moved.
   Hdf5Writer writer(directory_ / name, bytes_needed);
-  writer.file().set_attribute("document", member_text({{"document", document}}, "document"));
+  const std::string written_name = member_text({{"document", document}}, "document");
+  writer.file().set_attribute("document", written_name);
+  if (const auto settings = settings_.find(written_name); settings != settings_.end())
+    writer.file().set_attribute("settings", settings->second);
   if (!arrays.tokens.empty()) writer.write("tokens", {length(arrays.tokens)}, arrays.tokens);
   if (!arrays.scores.empty()) writer.write("scores", {length(arrays.scores)}, arrays.scores);
   if (!arrays.embeddings.empty()) {

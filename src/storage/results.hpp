@@ -60,9 +60,12 @@ class ResultWriter {
   /// there and kError, or (kResume) a line that is no record.
   /// `settings` says of each document of this job what its results depend on beside query and task (a
   /// fingerprint). Its records get it, and kResume refuses records of other settings: two kinds of results
-  /// would mix unseen. Documents that are not named are not judged.
+  /// would mix unseen. Documents that are not named are not judged. `tasks` are those of this job: what
+  /// others left in arrays is not looked at, as this job would not make it again.
   using Settings = std::map<std::string, std::string>;
-  ResultWriter(const std::filesystem::path& directory, IfResultsExist if_exist, Settings settings = {});
+  using Tasks = std::set<std::string>;
+  ResultWriter(const std::filesystem::path& directory, IfResultsExist if_exist, Settings settings = {},
+               Tasks tasks = {"score", "embed"});
   /// Writes waiting records if that is possible, drops the lock; reports failure to the log only.
   ~ResultWriter();
   ResultWriter(const ResultWriter&) = delete;
@@ -70,8 +73,8 @@ class ResultWriter {
 
   /// Keys of the records kept from an earlier job (empty unless kResume).
   const std::set<ResultKey>& recorded() const { return recorded_; }
-  /// Those of them whose arrays are gone or damaged, which is logged once: not among the recorded(), for they
-  /// are to be made again. They stay in the file until write() brings new ones.
+  /// Those of them whose arrays are gone, damaged or another document's, which is logged once: not among the
+  /// recorded(), for they are to be made again. They stay in the file until write() brings new ones.
   const std::set<ResultKey>& lost() const { return lost_; }
 
   /// Throws UserError where what stands in the folder already keeps records, or the arrays of
@@ -106,6 +109,7 @@ class ResultWriter {
 
   std::filesystem::path directory_;
   Settings settings_;
+  Tasks tasks_;
   std::filesystem::path records_file_;
   std::optional<FolderLock> lock_;
   std::set<ResultKey> recorded_, lost_, replaced_;

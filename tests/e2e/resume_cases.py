@@ -79,6 +79,35 @@ class Resumed(Case):
             self.assertEqual((self.out / name).read_bytes(), whole)
             self.assertEqual(records_of(self.out).keys(), first.keys())
 
+    def test_arrays_of_another_document(self):
+        """Two files of one length that were exchanged: made again as they were."""
+        twin = self.write("twin.txt", self.document.read_text())
+        both = {"input": {"documents": [str(self.document), str(twin)]}, "tasks": ["score"]}
+        names = [record["arrays"] for record in self.succeed(self.config(**both)).values()]
+        whole = [(self.out / name).read_bytes() for name in names]
+        self.assertEqual(len(whole[0]), len(whole[1]))
+        for name, of_other in zip(names, reversed(whole)):
+            (self.out / name).write_bytes(of_other)
+        run = self.infer(self.resume(**both))
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIn("or of another document", run.err)
+        for name, own, document in zip(names, whole, (self.document, twin)):
+            self.assertEqual((self.out / name).read_bytes(), own)
+            with h5py.File(self.out / name) as file:
+                self.assertEqual(file.attrs["document"], str(document).encode())
+
+    def test_arrays_that_this_job_does_not_make(self):
+        """What cannot be read of them does not stand in its way, as long as it makes none."""
+        first = self.succeed(self.config(tasks=["generate", "score"]))
+        (record,) = (record for record in first.values() if "arrays" in record)
+        (self.out / record["arrays"]).unlink()
+        (self.out / record["arrays"]).mkdir()
+        self.assertEqual(len(self.succeed(self.resume(tasks=["generate"], input={"prompts": ["What?", "Why?"]}))), 3)
+        for task in ("score", "embed"):
+            run = self.infer(self.resume(tasks=["generate", task]))
+            self.assert_refused(run, self.out / record["arrays"], "a folder, device or pipe")
+            self.assertNotIn("prefill", run.err)
+
     def test_arrays_that_another_program_has_locked(self):
         """They may be whole: what took hours is not made again for that, and nothing is touched."""
         (name,) = {record["arrays"] for record in self.succeed(self.config(tasks=["score"])).values()}

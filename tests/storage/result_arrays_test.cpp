@@ -21,10 +21,11 @@ using nlohmann::json;
 TEST(ResultArrays, RecordsWithoutTheirArraysAreReplaced) {
   const ScratchFolder folder;
   const ResultWriter::Settings settings{{"a", "one"}, {"b", "one"}};
+  const std::vector<int32_t> tokens{5, 6};
   const std::vector<float> scores{1, 2};
   const auto with_arrays = [&](ResultWriter& writer, const std::string& name, int number) {
     json record = record_of(name, "", "score");
-    record["arrays"] = writer.write_arrays(name, {{}, scores, {}, 0});
+    record["arrays"] = writer.write_arrays(name, {tokens, scores, {}, 0});
     record["number"] = number;
     return record;
   };
@@ -64,7 +65,7 @@ TEST(ResultArrays, RecordsWithoutTheirArraysAreReplaced) {
 
 TEST(ResultArrays, ArraysThatCannotBeLookedAtAreNotTakenForGone) {
   const ScratchFolder folder;
-  json record = record_of("a");
+  json record = record_of("a", "", "score");
   record["settings"] = "one";
   record["arrays"] = "arrays/a.h5";
   write_text(folder / "results.jsonl", record.dump() + "\n");
@@ -79,7 +80,7 @@ TEST(ResultArrays, ArraysThatCannotBeLookedAtAreNotTakenForGone) {
 TEST(ResultArrays, WhatIsNoFileInPlaceOfArraysIsSaidBeforeTheWork) {
   for (const bool is_pipe : {false, true}) {
     const ScratchFolder folder;
-    json record = record_of("a");
+    json record = record_of("a", "", "score");
     record["settings"] = "one";
     record["arrays"] = "arrays/a.h5";
     write_text(folder / "results.jsonl", record.dump() + "\n");
@@ -101,12 +102,13 @@ TEST(ResultArrays, WhatIsNoFileInPlaceOfArraysIsSaidBeforeTheWork) {
 TEST(ResultArrays, RecordsWhoseArraysAreDamagedAreReplaced) {
   const ScratchFolder folder;
   const ResultWriter::Settings settings{{"a", "one"}};
+  const std::vector<int32_t> tokens(1000, 5);
   const std::vector<float> scores(1000, 1.0F);
   const auto write = [&](const std::vector<float>& values) {
     ResultWriter writer(folder.path(), IfResultsExist::kReplace, settings);
     json record = record_of("a", "", "score");
     record["document_tokens"] = scores.size();
-    record["arrays"] = writer.write_arrays("a", {{}, values, {}, 0});
+    record["arrays"] = writer.write_arrays("a", {tokens, values, {}, 0});
     json embed = record_of("a", "", "embed");
     embed.update({{"chunks", 1}, {"embedding_size", 1000}, {"arrays", record["arrays"]}});
     writer.write(std::vector<json>{record, embed});
@@ -129,6 +131,74 @@ TEST(ResultArrays, RecordsWhoseArraysAreDamagedAreReplaced) {
   EXPECT_EQ(lost(), (std::set<ResultKey>{score, embed})) << "a score is missing";
 }
 
+// As long as its own, but of another document, of another text of this name, or without the document.
+TEST(ResultArrays, RecordsWhoseArraysAreOfAnotherDocumentAreReplaced) {
+  namespace fs = std::filesystem;
+  const ScratchFolder folder, other_text, earlier_version;
+  const std::vector<int32_t> tokens{5, 6, 7};
+  const std::vector<float> scores{-1, -2, -3};
+  const ResultWriter::Settings settings{{"a", "one"}, {"b", "one"}};
+  const auto write = [&](const fs::path& out, const ResultWriter::Settings& of, const char* document,
+                         std::span<const int32_t> its_tokens) {
+    ResultWriter writer(out, IfResultsExist::kResume, of);
+    json record = record_of(document, "", "score");
+    record["document_tokens"] = scores.size();
+    record["arrays"] = writer.write_arrays(document, {its_tokens, scores, {}, 0});
+    writer.write(record);
+    writer.finish();
+    return record["arrays"].get<std::string>();
+  };
+  const fs::path a = folder / write(folder.path(), settings, "a", tokens);
+  const fs::path b = folder / write(folder.path(), settings, "b", tokens);
+  const std::string whole_a = read_text(a), whole_b = read_text(b);
+  const auto lost = [&] { return ResultWriter(folder.path(), IfResultsExist::kResume, settings).lost(); };
+  const ResultKey score_a{"a", "", "score"}, score_b{"b", "", "score"};
+  EXPECT_EQ(lost(), std::set<ResultKey>());
+  write_text(a, whole_b);
+  EXPECT_EQ(lost(), std::set<ResultKey>{score_a});
+  write_text(b, whole_a);
+  EXPECT_EQ(lost(), (std::set<ResultKey>{score_a, score_b})) << "exchanged";
+  write_text(b, whole_b);
+
+  const auto take = [&](const ScratchFolder& from, const ResultWriter::Settings& of, auto its_tokens) {
+    write_text(a, read_text(from / write(from.path(), of, "a", its_tokens)));
+  };
+  take(other_text, {{"a", "two"}}, std::span<const int32_t>(tokens));
+  EXPECT_EQ(lost(), std::set<ResultKey>{score_a}) << "another text";
+  take(earlier_version, {}, std::span<const int32_t>(tokens));
+  EXPECT_EQ(lost(), std::set<ResultKey>()) << "without settings, as earlier versions wrote them";
+  for (const size_t count : {0, 2}) {
+    const ScratchFolder short_one;
+    take(short_one, {{"a", "one"}}, std::span<const int32_t>(tokens).first(count));
+    EXPECT_EQ(lost(), std::set<ResultKey>{score_a}) << count << " tokens";
+  }
+}
+
+// Folders in place of files: nothing of other documents, or of tasks that are not this job's, stands in its
+// way.
+TEST(ResultArrays, WhatThisJobDoesNotMakeIsNotLookedAt) {
+  const ScratchFolder folder;
+  std::string records;
+  for (const auto& [document, task] :
+       std::vector<std::pair<std::string, std::string>>{{"a", "embed"}, {"b", "score"}}) {
+    json record = record_of(document, "", task);
+    record.update({{"settings", "one"}, {"arrays", "arrays/" + task + ".h5"}});
+    records += record.dump() + "\n";
+    std::filesystem::create_directories(folder / "arrays" / (task + ".h5"));
+  }
+  write_text(folder / "results.jsonl", records);
+  const auto resume = [&](const ResultWriter::Settings& settings, const ResultWriter::Tasks& tasks) {
+    const ResultWriter writer(folder.path(), IfResultsExist::kResume, settings, tasks);
+    writer.require_places({"a"});
+    EXPECT_EQ(writer.recorded(), (std::set<ResultKey>{{"a", "", "embed"}, {"b", "", "score"}}));
+    EXPECT_TRUE(writer.lost().empty());
+  };
+  resume({{"a", "one"}}, {"score", "generate"});
+  resume({{"a", "one"}, {"b", "one"}}, {"generate"});
+  expect_user_error([&] { resume({{"a", "one"}}, {"embed"}); }, {"a folder, device or pipe", "embed.h5"});
+  expect_user_error([&] { resume({{"b", "one"}}, {"score"}); }, {"a folder, device or pipe", "score.h5"});
+}
+
 int children = 0;
 bool first_child_dies = false;
 
@@ -142,11 +212,12 @@ TEST(ResultArrays, ArraysOfManyRecordsAreReadByOneChildAndBySeveralOnlyWhereItDi
   std::filesystem::path damaged;
   {
     ResultWriter writer(folder.path(), IfResultsExist::kError, settings);
+    const std::vector<int32_t> tokens(10, 5);
     const std::vector<float> scores(10, 1.0F);
     for (int i = 0; i < kDocuments; ++i) {
       json record = record_of(std::to_string(i), "", "score");
       record["document_tokens"] = scores.size();
-      record["arrays"] = writer.write_arrays(std::to_string(i), {{}, scores, {}, 0});
+      record["arrays"] = writer.write_arrays(std::to_string(i), {tokens, scores, {}, 0});
       damaged = folder / record["arrays"].get<std::string>();
       writer.write(record);
     }
