@@ -175,7 +175,7 @@ void require_removable(const fs::path& path) {
       "what is immutable), or choose another place");
 }
 
-fs::path end_of_links(const fs::path& target) {
+fs::path end_of_trusted_links(const fs::path& target) {
   refuse_special(target);
   fs::path place = target;
   std::error_code error;

@@ -55,7 +55,7 @@ void require_removable(const std::filesystem::path& path);
 
 /// Where `target` comes to lie if its links stay links: at the end of them, whether a file is there yet or
 /// not. Throws UserError as TemporaryFile() does, and for a link that anybody could have made.
-std::filesystem::path end_of_links(const std::filesystem::path& target);
+std::filesystem::path end_of_trusted_links(const std::filesystem::path& target);
 
 /// Which temporaries count as abandoned.
 enum class Abandoned {

@@ -21,7 +21,7 @@ bool is_report(const std::filesystem::path& file) {
 
 void require_report_place(const std::filesystem::path& file) {
   if (file.empty()) return;
-  require_replaceable(end_of_links(file));
+  require_replaceable(end_of_trusted_links(file));
   std::error_code ignored;
   if (!std::filesystem::exists(file, ignored) || std::filesystem::is_empty(file, ignored) || is_report(file))
     return;
@@ -30,7 +30,7 @@ void require_report_place(const std::filesystem::path& file) {
 }
 
 void write_report(const std::filesystem::path& file, std::string_view report) {
-  write_file_atomically(end_of_links(file), report);
+  write_file_atomically(end_of_trusted_links(file), report);
 }
 
 }  // namespace longhalo
