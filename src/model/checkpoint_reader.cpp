@@ -117,6 +117,15 @@ void require_tensors(const std::filesystem::path& directory, const ModelConfig& 
   for (const NamedTensor& tensor : model_tensors(nowhere))
     if (tensor.name.find(".landmark_") == std::string::npos) weights.view(tensor.name, tensor.shape);
   if (!config.tied_embeddings) weights.view("lm_head.weight", std::vector{config.vocabulary, config.hidden});
+  // What landmarks add: all layers have it, alike, or none has.
+  for (const char* kind : {"self_attn.landmark_query", "self_attn.landmark_bias"}) {
+    const auto name_in = [&](int64_t layer) { return layer_prefix(layer) + kind; };
+    int64_t first = 0;
+    while (first < config.layers && !weights.contains(name_in(first)))
+      ++first;
+    for (int64_t layer = 0; layer < config.layers && first < config.layers; ++layer)
+      weights.view(name_in(layer), weights.view(name_in(first)).shape);
+  }
 }
 
 std::string layer_prefix(int64_t layer) {

@@ -46,8 +46,9 @@ class CheckpointReader {
   ModelWeights tensors_;
 };
 
-/// Throws UserError where a tensor that `config` asks for is missing or has another shape. From headers
-/// alone, before a job makes anything; what is in them is looked at when they are read.
+/// Throws UserError where a tensor that `config` asks for is missing or has another shape, or some layers
+/// lack what landmarks add to others. From headers alone, before a job makes anything; what is in them is
+/// looked at when they are read.
 void require_tensors(const std::filesystem::path& directory, const ModelConfig& config);
 
 /// "model.layers.3."

@@ -19,14 +19,17 @@ namespace longhalo {
 FileDescriptor open_lock_file(const std::filesystem::path& file, mode_t mode) {
   refuse_shared_link(file.parent_path());
   FileDescriptor lock(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, mode));
-  if (lock.is_open()) return lock;
   const int error = errno;
   std::error_code ignored;
   const std::filesystem::file_status there = std::filesystem::symlink_status(file, ignored);
-  if (std::filesystem::is_symlink(there) || std::filesystem::is_directory(there))
-    throw UserError(text("a ", std::filesystem::is_symlink(there) ? "link" : "folder",
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
+    throw UserError(text("a ",
+                         std::filesystem::is_symlink(there)     ? "link"
+                         : std::filesystem::is_directory(there) ? "folder"
+                                                                : "pipe, socket or device",
                          " has the name of the file by which jobs keep out of each other's way"),
                     file.string(), "remove it: jobs make that file themselves");
+  if (lock.is_open()) return lock;
   throw_write_error(error, file, 4096);
 }
 

@@ -176,8 +176,9 @@ std::string_view write_remedy(int error) {
 
 void throw_write_error(int error, const fs::path& file, int64_t bytes_needed) {
   std::string what = text("cannot write it: ", std::strerror(error));
-  if (bytes_needed > 0) what += text("; ", bytes_needed, " bytes needed");
-  const int64_t available = free_bytes(file);
+  const bool lacks_room = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  if (lacks_room && bytes_needed > 0) what += text("; ", bytes_needed, " bytes needed");
+  const int64_t available = lacks_room ? free_bytes(file) : -1;
   if (available >= 0) what += text("; ", available, " bytes free on this file system");
   throw UserError(what, file.string(), write_remedy(error));
 }

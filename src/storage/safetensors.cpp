@@ -177,6 +177,14 @@ void check_tiling(std::vector<std::pair<Extent, std::string>> extents, int64_t d
   }
 }
 
+[[noreturn]] void throw_no_tensor(std::string_view name, const std::vector<std::string>& known,
+                                  const fs::path& file) {
+  throw UserError(text("there is no tensor '", name, "'",
+                       known.empty() ? ", nor any other"
+                                     : text("; the nearest name is '", nearest_name(name, known), "'")),
+                  file.string(), "use a complete model of the kind that config.json describes");
+}
+
 }  // namespace
 
 std::string_view dtype_name(Dtype dtype) {
@@ -249,9 +257,7 @@ std::vector<std::string> SafetensorsFile::names() const {
 const TensorView& SafetensorsFile::view(std::string_view name) const {
   const auto found = tensors_.find(name);
   if (found != tensors_.end()) return found->second;
-  throw UserError(
-      text("there is no tensor '", name, "'; the nearest name is '", nearest_name(name, names()), "'"),
-      path_.string(), "use a complete model of the kind that config.json describes");
+  throw_no_tensor(name, names(), path_);
 }
 
 ModelWeights::ModelWeights(const fs::path& directory) {
@@ -317,9 +323,7 @@ std::vector<std::string> ModelWeights::names() const {
 const TensorView& ModelWeights::view(std::string_view name) const {
   const auto found = owner_.find(name);
   if (found != owner_.end()) return found->second->view(name);
-  throw UserError(
-      text("there is no tensor '", name, "'; the nearest name is '", nearest_name(name, names()), "'"),
-      source_.string(), "use a complete model of the kind that config.json describes");
+  throw_no_tensor(name, names(), source_);
 }
 
 const TensorView& ModelWeights::view(std::string_view name, std::span<const int64_t> expected_shape) const {

@@ -33,10 +33,14 @@ std::string line_of(const ordered_json& record) {
                   "name a file in an existing folder that this user may write to");
 }
 
-// A document that was named as the log by mistake shall not lose its last line, and not gain ours.
+// A document that was named as the log by mistake shall not lose its last line, and not gain ours. A pipe
+// that nobody reads would stop the job when it is full.
 void refuse_other_files(int descriptor, const std::string& file) {
   struct stat status {};
-  if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) return;
+  if (::fstat(descriptor, &status) != 0) return;
+  if (S_ISFIFO(status.st_mode))
+    throw UserError("a pipe cannot hold the run log", file, "name a file for the log (run.log)");
+  if (!S_ISREG(status.st_mode)) return;
   constexpr std::string_view kBegin = R"({"event":)";
   std::array<char, kBegin.size()> bytes{};
   const ssize_t got = ::pread(descriptor, bytes.data(), bytes.size(), 0);

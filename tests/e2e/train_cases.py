@@ -83,6 +83,22 @@ class Train(TrainingCase):
                 self.assert_refused(run, words, name, model / "model.safetensors")
                 self.assertFalse(self.out.exists())
 
+    def test_weights_with_landmarks_in_some_layers(self):
+        model = self.own_model()
+        first, second = (f"model.layers.{layer}.self_attn.landmark_bias" for layer in (0, 1))
+        bias = {layer: ("F32", (4,), bytes(16)) for layer in (first, second)}
+        job = self.training(model={"path": str(model)}, train={"steps": 1, "warmup_steps": 0})
+        for there, missing in (((first,), second), ((second,), first)):
+            tiny_model.write_safetensors(model / "model.safetensors",
+                                         {**tiny_model.tensors(), **{name: bias[name] for name in there}})
+            self.assert_refused(self.train(job), "there is no tensor", missing, model / "model.safetensors")
+            self.assertFalse(self.out.exists())
+        other = {first: bias[first], second: ("F32", (2,), bytes(8))}
+        tiny_model.write_safetensors(model / "model.safetensors", {**tiny_model.tensors(), **other})
+        self.assert_refused(self.train(job), "shape", second)
+        tiny_model.write_safetensors(model / "model.safetensors", {**tiny_model.tensors(), **bias})
+        self.train_well(job)
+
     def test_records_in_whose_place_is_a_folder(self):
         self.train_well(self.training(train={"steps": 2, "warmup_steps": 1}))
         (self.out / "metrics.jsonl").unlink()

@@ -51,6 +51,15 @@ TEST(AtomicFile, KeepsTheOldFileWhenTheDiskIsFull) {
   EXPECT_LE(free_bytes(disk / "not/yet/made"), 1 << 20);
 }
 
+TEST(AtomicFile, SpeaksOfRoomWhereRoomIsMissingAlone) {
+  const ScratchFolder folder;
+  expect_user_error([&] { throw_write_error(ENOSPC, folder / "a", 100); },
+                    {"100 bytes needed", "bytes free"});
+  const std::string barred =
+      expect_user_error([&] { throw_write_error(EACCES, folder / "a", 100); }, {"denied"});
+  EXPECT_EQ(barred.find("bytes"), std::string::npos) << barred;
+}
+
 TEST(AtomicFile, KeepsTheOldFileAtTheSizeLimit) {
   const ScratchFolder folder;
   const std::filesystem::path file = folder / "a.txt";

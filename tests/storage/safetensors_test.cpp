@@ -38,6 +38,15 @@ class SafetensorsTest : public ::testing::Test {
   ScratchFolder folder_;
 };
 
+TEST_F(SafetensorsTest, SaysThatThereIsNoTensorAtAll) {
+  const std::filesystem::path path = folder_ / "model.safetensors";
+  write_text(path, safetensors_bytes("{}", ""));
+  expect_user_error([&] { SafetensorsFile(path).view("w"); }, {"there is no tensor 'w', nor any other"});
+  write_text(path, valid_file());
+  expect_user_error([&] { SafetensorsFile(path).view("a.wait"); },
+                    {"no tensor 'a.wait'; the nearest", "a.weight"});
+}
+
 TEST_F(SafetensorsTest, ReadsValuesAndShapes) {
   const std::filesystem::path path = folder_ / "model.safetensors";
   write_text(path, valid_file());

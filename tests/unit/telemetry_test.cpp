@@ -1,6 +1,7 @@
 // Run log, progress lines, phase timer, process memory.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <functional>
@@ -94,6 +95,7 @@ TEST(RunLog, IsAskedForBeforeItIsMade) {
 
   write_text(folder / "text", "a document");
   std::filesystem::create_symlink("none/log.jsonl", folder / "nowhere");
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
   const auto reason_of = [](const std::function<void()>& work) {
     try {
       work();
@@ -103,6 +105,7 @@ TEST(RunLog, IsAskedForBeforeItIsMade) {
     return std::string("none");
   };
   for (const auto& [name, words] : {std::pair{"text", "no log of longhalo"},
+                                    {"pipe", "a pipe cannot hold the run log"},
                                     {"text/log.jsonl", "opened for writing: Not a directory"},
                                     {"none/log.jsonl", "opened for writing: No such file"},
                                     {"nowhere", "opened for writing: No such file"},
