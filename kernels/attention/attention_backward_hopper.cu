@@ -33,6 +33,8 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
   extern __shared__ __align__(1024) uint8_t raw[];
   auto& shared = *reinterpret_cast<SharedMemory<S>*>(raw);
   if (threadIdx.x == 0) {
+    hopper::mbarrier_init(&shared.dealt_full, 1);
+    hopper::mbarrier_init(&shared.dealt_empty, 32);
     hopper::mbarrier_init(&shared.keys_full, 1);
     hopper::mbarrier_init(&shared.keys_empty, kConsumerWarps * 32);
     for (int i = 0; i < S::kQueryStages; ++i) {
@@ -113,15 +115,15 @@ void launch(StreamHandle stream, const AttentionGradient<BFloat16>& gradient, co
   p.scale = a.scale, p.scale_log2 = a.scale * std::numbers::log2e_v<float>;
   p.dq = workspace;
   p.bias = plan.bias_lines == 0 ? nullptr : workspace + plan.dq + plan.partials;
-  p.rounds = reinterpret_cast<unsigned*>(workspace + plan.dq + plan.partials + plan.bias);
+  p.dealt = reinterpret_cast<unsigned*>(workspace + plan.dq + plan.partials + plan.bias);
+  p.rounds = p.dealt + 1;
   p.met = p.rounds + 1;
   p.q = head_rows_map(a.q, a.queries, a.heads, kDim, a.heads * kDim, kQueryTile);
   p.d_out = head_rows_map(gradient.d_out, a.queries, a.heads, kDim, a.heads * kDim, kQueryTile);
   p.bands = static_cast<int>(plan.bands.size());
   p.blocks = static_cast<int>(plan.blocks), p.block_tiles = static_cast<int>(plan.block_tiles);
-  p.unsliced_bands = p.tiles_of_head = 0;
-  p.heads_first = false;
-  int64_t bias_line = 0;
+  p.unsliced_bands = p.whole_tiles = 0;
+  int64_t unsliced_tiles = 0, bias_line = 0;
   float* partials = workspace + plan.dq;
   for (int i = 0; i < p.bands; ++i) {
     const BandPlan& one = plan.bands[static_cast<size_t>(i)];
@@ -133,8 +135,12 @@ void launch(StreamHandle stream, const AttentionGradient<BFloat16>& gradient, co
     part.v = head_rows_map(one.keys.v, one.keys.count, a.kv_heads, kDim, one.keys.row_stride, kKeyTile);
     part.tiles = static_cast<int>(one.tiles);
     part.sliced = one.sliced;
-    if (!one.sliced) ++p.unsliced_bands, p.tiles_of_head += part.tiles;
-    p.heads_first = p.heads_first || (!one.sliced && one.keys.band.far == kUnlimited);
+    part.whole = static_cast<int>(one.whole), part.whole_end = static_cast<int>(one.whole_end);
+    if (!one.sliced) {
+      ++p.unsliced_bands;
+      unsliced_tiles += part.tiles;
+      p.whole_tiles += part.whole_end - part.whole;
+    }
     part.first_bias = static_cast<int>(bias_line);
     if (one.keys.band.stride > 1) bias_line += one.tiles * (one.sliced ? plan.blocks : 1);
     part.dk = one.sliced ? partials : one.to.dk;
@@ -143,9 +149,9 @@ void launch(StreamHandle stream, const AttentionGradient<BFloat16>& gradient, co
     part.block_stride = one.sliced ? 2 * floats : 0;
     partials += plan.blocks * part.block_stride;
   }
-  int64_t items = static_cast<int64_t>(p.tiles_of_head) * p.kv_heads;
+  int64_t items = unsliced_tiles * p.kv_heads;
   check(items < kRowLimit, "the tiles of one launch fit 30 bits");
-  p.unsliced_items = static_cast<int>(items);
+  p.round_items = p.whole_tiles * p.kv_heads, p.unsliced_items = static_cast<int>(items);
   for (int block = 0; block < p.blocks; ++block)
     for (int i = p.unsliced_bands; i < p.bands; ++i)
       items += static_cast<int64_t>(tiles_begun(p, p.band[i], block)) * p.kv_heads;
@@ -155,7 +161,7 @@ void launch(StreamHandle stream, const AttentionGradient<BFloat16>& gradient, co
   check_cuda(
       cudaMemsetAsync(workspace + plan.dq, 0, static_cast<size_t>(plan.partials) * sizeof(float), stream),
       "clearing sums of blocks");
-  check_cuda(cudaMemsetAsync(p.rounds, 0, static_cast<size_t>(plan.counters) * sizeof(float), stream),
+  check_cuda(cudaMemsetAsync(p.dealt, 0, static_cast<size_t>(plan.counters) * sizeof(float), stream),
              "clearing counters");
   check_cuda(cudaMemsetAsync(p.dq, 0, static_cast<size_t>(plan.dq) * sizeof(float), stream), "clearing dq");
   if (p.bias != nullptr)

@@ -7,6 +7,18 @@ namespace {
 
 constexpr int64_t kBlockTiles = 32;  // of queries, at least
 
+// Those tiles of keys that no query before the problem's first or after its last would see.
+void find_whole_tiles(const Attention<BFloat16>& p, BandPlan& one) {
+  const Band& band = one.keys.band;
+  if (band.far >= p.first_query + p.queries) return;
+  const int64_t tokens = kKeyTile * band.stride, first = one.keys.first_key * band.stride;
+  const int64_t nearest = std::max(band.near, band.stride - 1);
+  const int64_t before = std::max<int64_t>(p.first_query - nearest - first, 0);
+  const int64_t reached = std::max<int64_t>(p.first_query + p.queries + 1 - band.far - first, 0);
+  one.whole = std::min((before + tokens - 1) / tokens, one.tiles);
+  one.whole_end = std::clamp(reached / tokens, one.whole, one.tiles);
+}
+
 }  // namespace
 
 // Landmarks are seen by nearly all queries: their items take one block of the queries each.
@@ -32,6 +44,7 @@ Plan plan_of(const AttentionGradient<BFloat16>& gradient) {
     one.tiles = (keys.count + kKeyTile - 1) / kKeyTile;
     one.sliced = keys.band.stride > 1 && keys.band.far == kUnlimited;
     if (one.sliced) sliced_keys += keys.count;
+    if (!one.sliced) find_whole_tiles(p, one);
     plan.bands.push_back(one);
   }
   std::stable_partition(plan.bands.begin(), plan.bands.end(),
@@ -47,7 +60,7 @@ Plan plan_of(const AttentionGradient<BFloat16>& gradient) {
       plan.bias_lines += one.tiles * (one.sliced ? plan.blocks : 1) * kConsumerWarps;
   if (gradient.d_landmark_bias == nullptr) plan.bias_lines = 0;
   plan.bias = (plan.bias_lines * p.heads + 3) / 4 * 4;
-  plan.counters = (1 + plan.blocks * p.kv_heads + 3) / 4 * 4;
+  plan.counters = (2 + plan.blocks * p.kv_heads + 3) / 4 * 4;
   return plan;
 }
 

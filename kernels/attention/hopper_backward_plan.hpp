@@ -19,6 +19,7 @@ struct BandPlan {
   BandKeys<BFloat16> keys;
   BandGradient<BFloat16> to;
   int64_t tiles = 0;
+  int64_t whole = 0, whole_end = 0;  // tiles whose queries are all there, of a band with an end
   bool sliced = false;
 };
 

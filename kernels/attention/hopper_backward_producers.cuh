@@ -13,19 +13,22 @@ __device__ inline bool all_same(short2 range) {
   return __all_sync(0xffffffff, packed == __shfl_sync(0xffffffff, packed, 0));
 }
 
-// Warp 0: the queries of each step, what they see, and what the step is for the other warps. What it knows of
-// an item is read again at each step, for want of registers.
+// Warp 0: the items, and of each step the queries, what they see, and what the step is for the other warps.
+// What it knows of an item is read again at each step, for want of registers.
 template <class S>
 __device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, int lane) {
   Ring at;
+  uint32_t phase = 1;
   Pace pace;
   Course& course = shared.course;
-  for (Items items(p); items.any(p); items.next(p)) {
-    __syncwarp();
+  for (Items items(p, lane); items.any(p); items.next(p, lane), phase ^= 1) {
+    hopper::mbarrier_wait(&shared.dealt_empty, phase);
     if (lane == 0) {
+      shared.dealt = items.item;
+      hopper::mbarrier_arrive(&shared.dealt_full);
       course = course_of(p, items.item);
       shared.company = company_of(p, items.item);
-      items.sliced(p) ? pace.end(p) : pace.begin_round(p, items.round());
+      items.in_rounds(p) ? pace.begin_round(p, items.round()) : pace.end(p);
     }
     __syncwarp();
     bool more = true;
@@ -67,8 +70,11 @@ __device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, in
       at.next<S::kQueryStages>();
     }
   }
+  hopper::mbarrier_wait(&shared.dealt_empty, phase);
   hopper::mbarrier_wait(&shared.q_empty[at.stage], at.phase ^ 1);
   if (lane == 0) {
+    shared.dealt.band = kNoBand;
+    hopper::mbarrier_arrive(&shared.dealt_full);
     shared.step[at.stage].flags = kNoMore;
     pace.end(p);
   }
@@ -99,18 +105,19 @@ __device__ void produce_d_out(const Parameters& p, SharedMemory<S>& shared, int 
   }
 }
 
-// Warp 1: the items, with their keys and values.
+// Warp 1: keys and values of the items.
 template <class S>
 __device__ void produce_keys(const Parameters& p, SharedMemory<S>& shared, int lane) {
-  uint32_t phase = 1;
-  for (Items items(p); items.any(p); items.next(p), phase ^= 1) {
-    const Item& item = items.item;
-    hopper::mbarrier_wait(&shared.keys_empty, phase);
+  for (uint32_t phase = 0;; phase ^= 1) {
+    hopper::mbarrier_wait(&shared.dealt_full, phase);
+    const Item item = shared.dealt;
+    hopper::mbarrier_arrive(&shared.dealt_empty);  // every lane has read it
+    hopper::mbarrier_wait(&shared.keys_empty, phase ^ 1);
     if (lane == 0) {
       shared.item = item;
-      hopper::mbarrier_arrive_expect(&shared.keys_full, 2 * S::kKeyBytes);
+      hopper::mbarrier_arrive_expect(&shared.keys_full, item.band == kNoBand ? 0 : 2 * S::kKeyBytes);
 #pragma unroll
-      for (int part = 0; part < S::kDim / 64; ++part) {
+      for (int part = 0; part < S::kDim / 64 && item.band != kNoBand; ++part) {
         const int offset = part * kKeyTile * 128, row = item.tile * kKeyTile;
         hopper::tma_load(shared.k + offset, &p.band[item.band].k, part * 64, item.kv_head, row,
                          &shared.keys_full);
@@ -119,11 +126,8 @@ __device__ void produce_keys(const Parameters& p, SharedMemory<S>& shared, int l
       }
     }
     __syncwarp();
+    if (item.band == kNoBand) return;
   }
-  hopper::mbarrier_wait(&shared.keys_empty, phase);
-  if (lane != 0) return;
-  shared.item.band = kNoBand;
-  hopper::mbarrier_arrive(&shared.keys_full);
 }
 
 }  // namespace longhalo::hopper_backward

@@ -38,6 +38,7 @@ struct BandPart {
   BandRows rows;
   CUtensorMap k, v;
   int tiles;
+  int whole, whole_end;  // tiles that step through as many queries as any; none of a band without an end
   bool sliced;           // an item is one block of the queries
   int first_bias;        // row of the bias partials of its first (tile, slice); -1: no bias
   float* dk;             // added into; of a sliced band the sums of block 0, overwritten, and added up later
@@ -49,11 +50,10 @@ struct BandPart {
 struct Parameters {
   CUtensorMap q, d_out;
   BandPart band[kMaxBands];
-  int bands, unsliced_bands;          // unsliced ones first
-  int tiles_of_head, unsliced_items;  // of unsliced bands
-  int blocks, block_tiles;            // of the queries, for sliced bands
-  int items;
-  bool heads_first;
+  int bands, unsliced_bands;  // unsliced ones first
+  int whole_tiles;            // of all unsliced bands, a KV head
+  int round_items, unsliced_items, items;
+  int blocks, block_tiles;  // of the queries, for sliced bands
   int queries, padded_queries, query_tiles, heads, kv_heads, group;
   int64_t first_query;
   const int64_t* doc_start;
@@ -63,6 +63,7 @@ struct Parameters {
   float scale, scale_log2;
   float* dq;         // sums, in the order of registers: [query tile, H, warpgroup, d / 16, thread, 4]
   float* bias;       // partials [.., H]
+  unsigned* dealt;   // items that are not of rounds; starts at 0
   unsigned* rounds;  // begun, by all blocks together; starts at 0
   unsigned* met;     // [blocks, H_kv]: meetings of those who work on a block of queries; start at 0
 };
@@ -86,39 +87,61 @@ inline __host__ __device__ int tiles_begun(const Parameters& p, const BandPart& 
   return tiles < part.tiles ? static_cast<int>(tiles) : part.tiles;
 }
 
-// The items of a block of threads. First those of unsliced bands: key tiles beside each other at the same
-// time, one KV head after the other, for they step through the same queries, which then come from L2, and so
-// do the sums of dq. Where items are of very different length (a band without an end), long ones come first
-// instead. Then those of sliced bands, with all key tiles of a block of queries beside each other.
+// The items of a block of threads, found by one warp. First rounds of items that are equally long, unsliced
+// tiles that step through all the queries of their band: key tiles beside each other at the same time, one KV
+// head after the other, for they step through the same queries, which then come from L2, and so do the sums of
+// dq. All other items are dealt to blocks as these become free: the other unsliced tiles, long ones first, and
+// then sliced bands, with all key tiles of a block of queries beside each other.
 struct Items {
   int index;
   Item item;
-  __device__ explicit Items(const Parameters& p)
+  __device__ Items(const Parameters& p, int lane)
       : index(static_cast<int>(blockIdx.x)), first_of_block_(p.unsliced_items) {
     item.block = 0;
-    find(p);
+    find(p, lane);
   }
   __device__ bool any(const Parameters& p) const { return index < p.items; }
-  __device__ bool sliced(const Parameters& p) const { return index >= p.unsliced_items; }
-  __device__ void next(const Parameters& p) {
+  __device__ bool in_rounds(const Parameters& p) const { return index < p.round_items; }
+  __device__ void next(const Parameters& p, int lane) {
     index += static_cast<int>(gridDim.x);
-    find(p);
+    find(p, lane);
   }
   __device__ unsigned round() const { return static_cast<unsigned>(index) / gridDim.x; }
 
  private:
   int first_of_block_;
 
-  __device__ void find(const Parameters& p) {
-    if (index >= p.items) return;
-    if (!sliced(p)) {
-      item.kv_head = p.heads_first ? index % p.kv_heads : index / p.tiles_of_head;
-      item.tile = p.heads_first ? index / p.kv_heads : index - item.kv_head * p.tiles_of_head;
-      item.band = 0;
-      while (item.tile >= p.band[item.band].tiles)
-        item.tile -= p.band[item.band++].tiles;
-      return;
+  __device__ void find(const Parameters& p, int lane) {
+    if (!in_rounds(p)) {
+      if (lane == 0) index = p.round_items + static_cast<int>(atomicAdd(p.dealt, 1));
+      index = __shfl_sync(0xffffffff, index, 0);
     }
+    if (!any(p)) return;
+    item.band = 0;
+    if (in_rounds(p)) {
+      item.kv_head = index / p.whole_tiles;
+      item.tile = index - item.kv_head * p.whole_tiles;
+      for (int tiles; item.tile >= (tiles = p.band[item.band].whole_end - p.band[item.band].whole); ++item.band)
+        item.tile -= tiles;
+      item.tile += p.band[item.band].whole;
+    } else if (index < p.unsliced_items) {
+      item.tile = (index - p.round_items) / p.kv_heads;
+      item.kv_head = index - p.round_items - item.tile * p.kv_heads;
+      while (true) {
+        const BandPart& part = p.band[item.band];
+        const int behind = part.tiles - part.whole_end;
+        if (item.tile < behind + part.whole) {
+          item.tile = item.tile < behind ? part.whole_end + item.tile : part.whole - 1 - (item.tile - behind);
+          return;
+        }
+        item.tile -= behind + part.whole, ++item.band;
+      }
+    } else {
+      find_sliced(p);
+    }
+  }
+
+  __device__ void find_sliced(const Parameters& p) {
     while (true) {
       int tiles = 0;
       for (int band = p.unsliced_bands; band < p.bands; ++band)
@@ -138,9 +161,9 @@ struct Items {
   }
 };
 
-// Keeps the blocks together: each begins a round of items when all do, so that what one has brought into L2
-// is still there for the others. Nothing depends on it but speed, so it does not wait for long, nor ever
-// again when that was in vain: some blocks may not be running.
+// Keeps the blocks together: each begins a round of items when nearly all do, so that what one has brought
+// into L2 is still there for the others. Nothing depends on it but speed, so it does not wait for long, nor
+// ever again when that was in vain: some blocks may not be running.
 struct Pace {
   unsigned begun = 0;
   bool keeps = true;
@@ -149,16 +172,16 @@ struct Pace {
     constexpr int kPatience = 2000;
     atomicAdd(p.rounds, round + 1 - begun);
     begun = round + 1;
-    const unsigned all = begun * gridDim.x;
+    const unsigned all = begun * gridDim.x, late = gridDim.x / 16;
     const volatile unsigned* const now = p.rounds;
-    for (int i = 0; keeps && *now < all; ++i) {
+    for (int i = 0; keeps && *now + late < all; ++i) {
       if (i == kPatience) keeps = false;
       __nanosleep(20);
     }
   }
-  // Nobody waits for a block that has no more such items.
+  // Nobody waits for a block that has no more items of rounds.
   __device__ void end(const Parameters& p) {
-    const unsigned rounds = static_cast<unsigned>(p.items) / gridDim.x + 2;
+    const unsigned rounds = static_cast<unsigned>(p.round_items) / gridDim.x + 2;
     atomicAdd(p.rounds, rounds - begun);
     begun = rounds;
   }
@@ -322,8 +345,9 @@ struct SharedMemory {
   alignas(16) Step step[S::kQueryStages];
   alignas(16) Course course;  // of the warp that loads queries
   Company company;
-  alignas(16) Item item;  // whose keys are here
-  alignas(16) uint64_t keys_full, keys_empty;
+  alignas(16) Item dealt;  // the latest item
+  alignas(16) Item item;   // whose keys are here
+  alignas(16) uint64_t dealt_full, dealt_empty, keys_full, keys_empty;
   uint64_t q_full[S::kQueryStages], q_empty[S::kQueryStages];
   uint64_t out_full[S::kOutStages], out_empty[S::kOutStages];
   uint64_t scored[S::kBuffers];  // a buffer is written, and the one before is read

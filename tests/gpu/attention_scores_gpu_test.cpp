@@ -284,7 +284,10 @@ TEST_P(GpuAttentionScores, OfOneItemDoNotReachTheNext) {
             std::numeric_limits<float>::quiet_NaN();
       GpuAttention there(spoiled, stream());
       const GpuAnswer answer = there.run(GetParam());
-      for (int64_t row = 0; row < p.queries; ++row)
+      // Decode cuts keys by what 16 rows see together, which may belong to two queries: heads of one kind are
+      // right there, but not alike to the bit.
+      const bool alike = GetParam() != AttentionKernel::kDecode;
+      for (int64_t row = 0; alike && row < p.queries; ++row)
         for (int64_t head = kKinds; head < p.heads; ++head)
           for (int64_t c = 0; c < d; ++c) {
             const auto at = [&](int64_t of_head) {
@@ -293,7 +296,7 @@ TEST_P(GpuAttentionScores, OfOneItemDoNotReachTheNext) {
             ASSERT_EQ(answer.out[at(head)].bits, answer.out[at(head % kKinds)].bits)
                 << "row " << row << ", head " << head;
           }
-      expect_right(p, answer, {0, p.queries - 1});
+      expect_right(p, answer, {0, 1, wrong_row - 1, wrong_row + 1, p.queries - 1});
       if (HasFailure()) return;
     }
   }
