@@ -117,7 +117,6 @@ void launch(StreamHandle stream, const AttentionGradient<BFloat16>& gradient, co
   p.bias = plan.bias_lines == 0 ? nullptr : workspace + plan.dq + plan.partials;
   p.dealt = reinterpret_cast<unsigned*>(workspace + plan.dq + plan.partials + plan.bias);
   p.rounds = p.dealt + 1;
-  p.met = p.rounds + 1;
   p.q = head_rows_map(a.q, a.queries, a.heads, kDim, a.heads * kDim, kQueryTile);
   p.d_out = head_rows_map(gradient.d_out, a.queries, a.heads, kDim, a.heads * kDim, kQueryTile);
   p.bands = static_cast<int>(plan.bands.size());
@@ -161,7 +160,7 @@ void launch(StreamHandle stream, const AttentionGradient<BFloat16>& gradient, co
   check_cuda(
       cudaMemsetAsync(workspace + plan.dq, 0, static_cast<size_t>(plan.partials) * sizeof(float), stream),
       "clearing sums of blocks");
-  check_cuda(cudaMemsetAsync(p.dealt, 0, static_cast<size_t>(plan.counters) * sizeof(float), stream),
+  check_cuda(cudaMemsetAsync(p.dealt, 0, static_cast<size_t>(Plan::kCounters) * sizeof(float), stream),
              "clearing counters");
   check_cuda(cudaMemsetAsync(p.dq, 0, static_cast<size_t>(plan.dq) * sizeof(float), stream), "clearing dq");
   if (p.bias != nullptr)

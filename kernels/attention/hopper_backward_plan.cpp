@@ -60,7 +60,6 @@ Plan plan_of(const AttentionGradient<BFloat16>& gradient) {
       plan.bias_lines += one.tiles * (one.sliced ? plan.blocks : 1) * kConsumerWarps;
   if (gradient.d_landmark_bias == nullptr) plan.bias_lines = 0;
   plan.bias = (plan.bias_lines * p.heads + 3) / 4 * 4;
-  plan.counters = (2 + plan.blocks * p.kv_heads + 3) / 4 * 4;
   return plan;
 }
 

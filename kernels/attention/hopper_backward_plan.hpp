@@ -27,8 +27,9 @@ struct Plan {
   std::vector<BandPlan> bands;
   int64_t blocks = 0, block_tiles = 0;  // of queries
   // The workspace in floats, each part a multiple of 4.
-  int64_t dq = 0, partials = 0, bias_lines = 0, bias = 0, counters = 0;
-  int64_t floats() const { return dq + partials + bias + counters; }
+  int64_t dq = 0, partials = 0, bias_lines = 0, bias = 0;
+  static constexpr int64_t kCounters = 4;
+  int64_t floats() const { return dq + partials + bias + kCounters; }
 };
 
 Plan plan_of(const AttentionGradient<BFloat16>& gradient);

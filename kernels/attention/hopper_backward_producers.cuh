@@ -27,7 +27,6 @@ __device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, in
       shared.dealt = items.item;
       hopper::mbarrier_arrive(&shared.dealt_full);
       course = course_of(p, items.item);
-      shared.company = company_of(p, items.item);
       items.in_rounds(p) ? pace.begin_round(p, items.round()) : pace.end(p);
     }
     __syncwarp();
@@ -53,7 +52,6 @@ __device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, in
         uint64_t* const full = &shared.q_full[at.stage];
         constexpr int kFloats = kQueryTile * static_cast<int>(sizeof(float));
         const int head = course.head;
-        if (course.left % Company::kStepsBetween == 0) shared.company.meet();
         shared.step[at.stage] = {(edge ? kEdge : 0) | course.next(), row / kQueryTile, head, 0};
         hopper::mbarrier_arrive_expect(full, S::kQueryBytes + 2 * kFloats);
 #pragma unroll

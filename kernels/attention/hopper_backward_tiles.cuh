@@ -65,7 +65,6 @@ struct Parameters {
   float* bias;       // partials [.., H]
   unsigned* dealt;   // items that are not of rounds; starts at 0
   unsigned* rounds;  // begun, by all blocks together; starts at 0
-  unsigned* met;     // [blocks, H_kv]: meetings of those who work on a block of queries; start at 0
 };
 
 struct Item {
@@ -89,9 +88,9 @@ inline __host__ __device__ int tiles_begun(const Parameters& p, const BandPart& 
 
 // The items of a block of threads, found by one warp. First rounds of items that are equally long, unsliced
 // tiles that step through all the queries of their band: key tiles beside each other at the same time, one KV
-// head after the other, for they step through the same queries, which then come from L2, and so do the sums of
-// dq. All other items are dealt to blocks as these become free: the other unsliced tiles, long ones first, and
-// then sliced bands, with all key tiles of a block of queries beside each other.
+// head after the other, for they step through the same queries, which then come from L2, and so do the sums
+// of dq. All other items are dealt to blocks as these become free: the other unsliced tiles, long ones first,
+// and then sliced bands, with all key tiles of a block of queries beside each other.
 struct Items {
   int index;
   Item item;
@@ -121,7 +120,8 @@ struct Items {
     if (in_rounds(p)) {
       item.kv_head = index / p.whole_tiles;
       item.tile = index - item.kv_head * p.whole_tiles;
-      for (int tiles; item.tile >= (tiles = p.band[item.band].whole_end - p.band[item.band].whole); ++item.band)
+      for (int tiles; item.tile >= (tiles = p.band[item.band].whole_end - p.band[item.band].whole);
+           ++item.band)
         item.tile -= tiles;
       item.tile += p.band[item.band].whole;
     } else if (index < p.unsliced_items) {
@@ -186,41 +186,6 @@ struct Pace {
     begun = rounds;
   }
 };
-
-// Keeps items of sliced bands together that step through the same queries, a key tile each: who comes long
-// after the others finds neither the queries nor the sums of dq in L2. They meet every few steps. As above,
-// nothing depends on it.
-struct Company {
-  unsigned* met;  // how often they came to a meeting, all together; null: nobody to wait for
-  unsigned members;
-  unsigned due;  // what `met` is when all have come to the last meeting
-
-  static constexpr int kStepsBetween = 8;
-
-  __device__ void meet() {
-    if (met == nullptr) return;
-    const int patience = due == 0 ? 300 : 30;  // looks at `met`
-    due += members;
-    atomicAdd(met, 1);
-    const volatile unsigned* const now = met;
-    for (int i = 0; *now < due; ++i) {
-      if (i < patience) continue;
-      met = nullptr;
-      return;
-    }
-  }
-};
-
-// Those whose key tile every query of the block sees.
-inline __device__ Company company_of(const Parameters& p, const Item& item) {
-  Company company{nullptr, 0, 0};
-  if (item.band < p.unsliced_bands || item.block == 0 || p.doc_start != nullptr) return company;
-  if (item.tile >= tiles_begun(p, p.band[item.band], item.block - 1)) return company;
-  for (int band = p.unsliced_bands; band < p.bands; ++band)
-    company.members += tiles_begun(p, p.band[band], item.block - 1);
-  if (company.members > 1) company.met = p.met + item.block * p.kv_heads + item.kv_head;
-  return company;
-}
 
 inline __device__ int clamp_to(int64_t row, int end) {
   return static_cast<int>(row < 0 ? 0 : row > end ? end : row);
@@ -344,9 +309,8 @@ struct SharedMemory {
   // Apart by what is told of a race: 16 bytes.
   alignas(16) Step step[S::kQueryStages];
   alignas(16) Course course;  // of the warp that loads queries
-  Company company;
-  alignas(16) Item dealt;  // the latest item
-  alignas(16) Item item;   // whose keys are here
+  alignas(16) Item dealt;     // the latest item
+  alignas(16) Item item;      // whose keys are here
   alignas(16) uint64_t dealt_full, dealt_empty, keys_full, keys_empty;
   uint64_t q_full[S::kQueryStages], q_empty[S::kQueryStages];
   uint64_t out_full[S::kOutStages], out_empty[S::kOutStages];

@@ -223,6 +223,16 @@ TEST_P(GpuAttentionGradient, ManyHeads) {
   }
 }
 
+// The same with tiles that have all their queries, before, between and behind others that do not; some blocks
+// work on tiles of both kinds.
+TEST_P(GpuAttentionGradient, TilesWithAndWithoutAllTheirQueries) {
+  AttentionProblem p = shape(24, 2, 64, 1000, 1400);
+  add_band_of_history(p, {1, 0, 300});
+  add_band_of_history(p, {4, 300, 900});
+  add_band_of_history(p, {16, 900, kUnlimited});
+  expect_kernel(p, 77);
+}
+
 TEST_P(GpuAttentionGradient, NoQueriesAndNoKeysAddNothing) {
   AttentionProblem p = shape(2, 2, 64, 5, 40);
   add_band(p, {1, 0, 10}, 0, 0);
