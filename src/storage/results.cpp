@@ -4,11 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <functional>
 #include <vector>
 
 #include "core/error.hpp"
@@ -18,7 +14,6 @@
 #include "core/text.hpp"
 #include "storage/atomic_file.hpp"
 #include "storage/hdf5_writer.hpp"
-#include "storage/trial_read.hpp"
 
 namespace longhalo {
 namespace fs = std::filesystem;
@@ -32,44 +27,9 @@ constexpr int64_t kProbeBytes = 4096;
 
 constexpr std::string_view kWhat = "the output folder";
 constexpr std::string_view kRemedy = "choose another output folder, or remove what is in the way";
-constexpr std::string_view kArraysWhat = "the folder of the arrays";
-constexpr std::string_view kArraysRemedy =
-    "move away what has this name, if it is no folder of this file system, or give this user the right to "
-    "write into it (ls -ld shows the owner); another output folder takes all results, made anew";
 
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
-}
-
-// Generated text and file names may hold bytes that are no UTF-8; JSON gets U+FFFD in their place.
-std::string json_text(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-std::string member_text(const json& record, const char* key) {
-  const auto member = record.find(key);
-  if (member == record.end() || member->is_null()) return {};
-  if (!member->is_string()) return json_text(*member);
-  // Through JSON and back, so that a key made before writing equals the one read from the file.
-  return json::parse(json_text(*member)).get<std::string>();
-}
-
-// File name of a document's arrays: its own name for people, and a hash of its whole path, which keeps equal
-// names of different folders apart and does not change when a resumed job lists its documents in another
-// order.
-std::string arrays_name(std::string_view document) {
-  constexpr size_t kLongest = 80;
-  Checksum64 hash;
-  hash.update(bytes_of(document));
-  std::string name = fs::path(document).filename().string().substr(0, kLongest);
-  for (char& letter : name) {
-    const bool plain = (letter >= '0' && letter <= '9') || (letter >= 'a' && letter <= 'z') ||
-                       (letter >= 'A' && letter <= 'Z') || letter == '-' || letter == '.';
-    if (!plain) letter = '_';
-  }
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash.value()));
-  return text(name, "-", digits, ".h5");
 }
 
 uint64_t checksum_of(const FileDescriptor& descriptor, int64_t bytes, const fs::path& file) {
@@ -93,91 +53,6 @@ std::string file_contents(const fs::path& file) {
   std::string contents(static_cast<size_t>(input.size_bytes), '\0');
   read_exactly(input.descriptor, 0, std::as_writable_bytes(std::span(contents)), file);
   return contents;
-}
-
-// Whether the file is what the record says of it: one that was cut, emptied or damaged is none, nor is that
-// of another document, or of another text or model. Throws Hdf5LockError: what could not be looked at need
-// not be made again.
-bool holds_arrays(const fs::path& file, const json& record) {
-  const std::string task = member_text(record, "task");
-  const auto length = [&](const char* key) {
-    const auto found = record.find(key);
-    return found != record.end() && found->is_number_integer() ? found->get<int64_t>() : -1;
-  };
-  try {
-    const Hdf5File arrays = Hdf5File::open(file);
-    const auto fits = [&](const char* key) {
-      return arrays.string_attribute(key) == member_text(record, key);
-    };
-    // Earlier versions wrote no settings.
-    if (!fits("document") || (arrays.has_attribute("settings") && !fits("settings"))) return false;
-    arrays.dataset("tokens").expect(Hdf5Type::kInt32, std::array{length("document_tokens")});
-    if (task == "score")
-      arrays.dataset("scores").expect(Hdf5Type::kFloat32, std::array{length("document_tokens")});
-    if (task == "embed")
-      arrays.dataset("embeddings")
-          .expect(Hdf5Type::kFloat32, std::array{length("chunks"), length("embedding_size")});
-  } catch (const Hdf5LockError&) {
-    throw;
-  } catch (const UserError&) {
-    return false;
-  }
-  return true;
-}
-
-// A record of an earlier job that names a file of arrays.
-struct RecordWithArrays {
-  ResultKey key;
-  std::string where;
-  fs::path file;
-  json record;
-  bool is_whole;
-};
-
-// Whether a file is there. What cannot be looked at need not be gone, and nothing is put in place of what is
-// no file.
-bool require_file_or_nothing(const fs::path& file) {
-  std::error_code error;
-  const fs::file_status status = fs::status(file, error);
-  if (status.type() == fs::file_type::none) throw_file_error(error.value(), "inspect", file);
-  if (status.type() == fs::file_type::not_found) return false;
-  if (!fs::is_regular_file(status))
-    throw UserError("a folder, device or pipe stands where the arrays of a document go", file.string(),
-                    "move it away, or replace the old results");
-  return true;
-}
-
-bool is_there(const fs::path& file) {
-  if (!require_file_or_nothing(file)) return false;
-  open_input(file);
-  return true;
-}
-
-bool survives(const fs::path& file, double most_seconds, const std::function<void()>& read) {
-  try {
-    try_to_read(file, most_seconds, read);
-  } catch (const UserError&) {
-    return false;
-  }
-  return true;
-}
-
-// Finds out which files are whole. A damaged one may make the library crash, so a child process reads first:
-// one for all of them, as there may be many thousands, and only where that one crashes one for each.
-void look_into(std::vector<RecordWithArrays>& records, const fs::path& records_file) {
-  constexpr double kMostSeconds = 10, kMostSecondsEach = 0.1;  // of the processor
-  if (records.empty()) return;
-  const auto read = [](const RecordWithArrays& one) {
-    return one.is_whole && holds_arrays(one.file, one.record);
-  };
-  const auto read_all = [&] {
-    for (const RecordWithArrays& one : records)
-      read(one);
-  };
-  const bool none_crashes =
-      survives(records_file, kMostSeconds + kMostSecondsEach * static_cast<double>(records.size()), read_all);
-  for (RecordWithArrays& one : records)
-    one.is_whole = (none_crashes || survives(one.file, kMostSeconds, [&] { read(one); })) && read(one);
 }
 
 void rename_if_there(const fs::path& from, const fs::path& to) {
@@ -262,20 +137,6 @@ void ResultWriter::require_way_aside() const {
   }
 }
 
-void ResultWriter::require_arrays_folder(const fs::path& arrays) const {
-  make_directory(arrays, kArraysWhat, kArraysRemedy);
-  // As write_arrays() does it: made beside the folder and moved into it.
-  TemporaryFile probe(directory_ / "probe");
-  const FileDescriptor descriptor(
-      ::open(probe.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (!descriptor.is_open()) throw_write_error(errno, directory_, kProbeBytes);
-  const fs::path there = arrays / probe.path().filename();
-  if (::rename(probe.path().c_str(), there.c_str()) != 0)
-    throw UserError(text(kArraysWhat, " takes no file: ", std::strerror(errno)), arrays.string(),
-                    kArraysRemedy);
-  ::unlink(there.c_str());
-}
-
 void ResultWriter::read_existing() {
   const std::string contents = file_contents(records_file_);
   std::vector<RecordWithArrays> with_arrays;
@@ -305,8 +166,7 @@ void ResultWriter::read_existing() {
     if (arrays.empty())
       recorded_.insert(key);
     else
-      with_arrays.push_back(
-          {key, where, directory_ / arrays, std::move(record), is_there(directory_ / arrays)});
+      with_arrays.push_back(record_with_arrays(where, directory_ / arrays, std::move(record)));
     begin = end + 1;
   }
   // The numbers of a record are of little use without the arrays that it names.
@@ -317,7 +177,7 @@ void ResultWriter::read_existing() {
           text(one.where, ": the arrays of this record, ", member_text(one.record, "arrays"),
                ", are not there any more, or not whole, or of another document; what this job has to do "
                "of such records is done again"));
-    (one.is_whole ? recorded_ : lost_).insert(one.key);
+    (one.is_whole ? recorded_ : lost_).insert(ResultKey::of(one.record));
   }
   committed_bytes_ = static_cast<int64_t>(contents.size());
   committed_.update(bytes_of(contents));
@@ -337,26 +197,14 @@ void ResultWriter::move_old_results_aside() {
 
 std::string ResultWriter::write_arrays(std::string_view document, const DocumentArrays& arrays) {
   const std::string name = arrays_name(document);
-  const auto length = [](const auto& values) { return static_cast<int64_t>(values.size()); };
-  const int64_t bytes_needed =
-      4 * (length(arrays.tokens) + length(arrays.scores) + length(arrays.embeddings));
-  // Written in full beside the old results before those are moved.
-  Hdf5Writer writer(directory_ / name, bytes_needed);
   const std::string written_name = member_text({{"document", document}}, "document");
-  writer.file().set_attribute("document", written_name);
-  if (const auto settings = settings_.find(written_name); settings != settings_.end())
-    writer.file().set_attribute("settings", settings->second);
-  if (!arrays.tokens.empty()) writer.write("tokens", {length(arrays.tokens)}, arrays.tokens);
-  if (!arrays.scores.empty()) writer.write("scores", {length(arrays.scores)}, arrays.scores);
-  if (!arrays.embeddings.empty()) {
-    check(arrays.embedding_size > 0 && length(arrays.embeddings) % arrays.embedding_size == 0,
-          "embeddings are whole rows of embedding_size");
-    writer.write("embeddings", {length(arrays.embeddings) / arrays.embedding_size, arrays.embedding_size},
-                 arrays.embeddings);
-  }
-  writer.verify();
+  const auto settings = settings_.find(written_name);
+  // Written in full beside the old results before those are moved.
+  Hdf5Writer writer(directory_ / name, arrays.bytes());
+  write_document_arrays(writer, written_name, settings == settings_.end() ? nullptr : &settings->second,
+                        arrays);
   move_old_results_aside();
-  make_directory(directory_ / "arrays", kArraysWhat, kArraysRemedy);
+  make_arrays_folder(directory_ / "arrays");
   writer.commit_to(directory_ / "arrays" / name);
   return "arrays/" + name;
 }

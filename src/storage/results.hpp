@@ -24,6 +24,7 @@
 #include "storage/checksum.hpp"
 #include "storage/folder_lock.hpp"
 #include "storage/posix.hpp"
+#include "storage/result_arrays.hpp"
 
 namespace longhalo {
 
@@ -43,14 +44,6 @@ struct ResultKey {
 
   /// From the record's keys "document", "query" (missing or null: empty) and "task".
   static ResultKey of(const nlohmann::json& record);
-};
-
-/// Arrays of one document; an empty one is left out of the file.
-struct DocumentArrays {
-  std::span<const int32_t> tokens;  // [N]
-  std::span<const float> scores;  // [N], log-probability of each token; the first is NaN (nothing before it)
-  std::span<const float> embeddings;  // [chunks, embedding_size]
-  int64_t embedding_size = 0;
 };
 
 class ResultWriter {
@@ -98,7 +91,6 @@ class ResultWriter {
 
  private:
   void probe();
-  void require_arrays_folder(const std::filesystem::path& arrays) const;
   void require_way_aside() const;
   void read_existing();
   void drop_replaced();
