@@ -3,8 +3,8 @@
 //
 // A block owns 128 keys of one KV head, with the sums of dk and dv in registers, and steps through the query
 // tiles that see them, for every head of the group: nothing is summed across blocks but dq. Warp 0 of the
-// first warpgroup loads queries by TMA, warp 1 keys. Each of two consumer warpgroups owns 64 of the keys. A
-// step is, on a tile of 64 queries, five products by wgmma:
+// first warpgroup deals items and loads queries by TMA, warp 1 keys, warp 2 d_out. Each of two consumer
+// warpgroups owns 64 of the keys. A step is, on a tile of 64 queries, five products by wgmma:
 //     S^T = K Q^T,   dP^T = V dO^T,   dV += P^T dO,   dK += dS^T Q,   dQ = dS K
 // with P^T and dS^T as registers; dQ, half of its columns a warpgroup, needs the dS of both, through shared
 // memory. It lags one step behind, so that the warpgroups need not keep step: one multiplies while the other
@@ -138,7 +138,7 @@ void launch(StreamHandle stream, const AttentionGradient<BFloat16>& gradient, co
     if (!one.sliced) {
       ++p.unsliced_bands;
       unsliced_tiles += part.tiles;
-      p.whole_tiles += part.whole_end - part.whole;
+      p.whole_tiles += part.whole_tiles();
     }
     part.first_bias = static_cast<int>(bias_line);
     if (one.keys.band.stride > 1) bias_line += one.tiles * (one.sliced ? plan.blocks : 1);

@@ -29,7 +29,7 @@ Plan plan_of(const AttentionGradient<BFloat16>& gradient) {
   Plan plan;
   int64_t sliced_keys = 0;
   for (size_t i = 0; i < p.bands.size(); ++i) {
-    BandPlan one{p.bands[i], gradient.d_bands[i], 0, false};
+    BandPlan one{p.bands[i], gradient.d_bands[i]};
     BandKeys<BFloat16>& keys = one.keys;
     if (keys.row_stride == 0) keys.row_stride = width;
     if (one.to.row_stride == 0) one.to.row_stride = width;

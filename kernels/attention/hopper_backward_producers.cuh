@@ -13,19 +13,27 @@ __device__ inline bool all_same(short2 range) {
   return __all_sync(0xffffffff, packed == __shfl_sync(0xffffffff, packed, 0));
 }
 
+// Tells the warp that loads keys of an item, once it has read the one before.
+template <class S>
+__device__ void deal(SharedMemory<S>& shared, const Item& item, uint32_t phase, int lane) {
+  hopper::mbarrier_wait(&shared.dealt_empty, phase ^ 1);
+  __syncwarp();  // no lane is left to wait for a phase when the next one ends
+  if (lane != 0) return;
+  shared.dealt = item;
+  hopper::mbarrier_arrive(&shared.dealt_full);
+}
+
 // Warp 0: the items, and of each step the queries, what they see, and what the step is for the other warps.
 // What it knows of an item is read again at each step, for want of registers.
 template <class S>
 __device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, int lane) {
   Ring at;
-  uint32_t phase = 1;
+  uint32_t phase = 0;
   Pace pace;
   Course& course = shared.course;
   for (Items items(p, lane); items.any(p); items.next(p, lane), phase ^= 1) {
-    hopper::mbarrier_wait(&shared.dealt_empty, phase);
+    deal(shared, items.item, phase, lane);
     if (lane == 0) {
-      shared.dealt = items.item;
-      hopper::mbarrier_arrive(&shared.dealt_full);
       course = course_of(p, items.item);
       items.in_rounds(p) ? pace.begin_round(p, items.round()) : pace.end(p);
     }
@@ -68,11 +76,9 @@ __device__ void produce_queries(const Parameters& p, SharedMemory<S>& shared, in
       at.next<S::kQueryStages>();
     }
   }
-  hopper::mbarrier_wait(&shared.dealt_empty, phase);
+  deal(shared, {kNoBand, 0, 0, 0}, phase, lane);
   hopper::mbarrier_wait(&shared.q_empty[at.stage], at.phase ^ 1);
   if (lane == 0) {
-    shared.dealt.band = kNoBand;
-    hopper::mbarrier_arrive(&shared.dealt_full);
     shared.step[at.stage].flags = kNoMore;
     pace.end(p);
   }

@@ -38,13 +38,14 @@ struct BandPart {
   BandRows rows;
   CUtensorMap k, v;
   int tiles;
-  int whole, whole_end;  // tiles that step through as many queries as any; none of a band without an end
+  int whole, whole_end;  // tiles all of whose queries are there, but for documents; of a band with an end
   bool sliced;           // an item is one block of the queries
   int first_bias;        // row of the bias partials of its first (tile, slice); -1: no bias
   float* dk;             // added into; of a sliced band the sums of block 0, overwritten, and added up later
   float* dv;             //
   int64_t row_stride;    // floats
   int64_t block_stride;  // floats; of a sliced band
+  __host__ __device__ int whole_tiles() const { return whole_end - whole; }
 };
 
 struct Parameters {
@@ -86,11 +87,12 @@ inline __host__ __device__ int tiles_begun(const Parameters& p, const BandPart& 
   return tiles < part.tiles ? static_cast<int>(tiles) : part.tiles;
 }
 
-// The items of a block of threads, found by one warp. First rounds of items that are equally long, unsliced
-// tiles that step through all the queries of their band: key tiles beside each other at the same time, one KV
-// head after the other, for they step through the same queries, which then come from L2, and so do the sums
-// of dq. All other items are dealt to blocks as these become free: the other unsliced tiles, long ones first,
-// and then sliced bands, with all key tiles of a block of queries beside each other.
+// The items of a block of threads, found by one warp. First rounds of items that are equally long (but for
+// documents), the whole tiles of unsliced bands: key tiles beside each other at the same time, one KV head
+// after the other, for they step through the same queries, which then come from L2, and so do the sums of dq.
+// All other items are dealt to blocks as these become free: the other unsliced tiles, long ones first on
+// either side of a band's whole ones, and then sliced bands, with all key tiles of a block of queries beside
+// each other.
 struct Items {
   int index;
   Item item;
@@ -120,22 +122,18 @@ struct Items {
     if (in_rounds(p)) {
       item.kv_head = index / p.whole_tiles;
       item.tile = index - item.kv_head * p.whole_tiles;
-      for (int tiles; item.tile >= (tiles = p.band[item.band].whole_end - p.band[item.band].whole);
-           ++item.band)
+      for (int tiles; item.tile >= (tiles = p.band[item.band].whole_tiles()); ++item.band)
         item.tile -= tiles;
       item.tile += p.band[item.band].whole;
     } else if (index < p.unsliced_items) {
       item.tile = (index - p.round_items) / p.kv_heads;
       item.kv_head = index - p.round_items - item.tile * p.kv_heads;
-      while (true) {
-        const BandPart& part = p.band[item.band];
-        const int behind = part.tiles - part.whole_end;
-        if (item.tile < behind + part.whole) {
-          item.tile = item.tile < behind ? part.whole_end + item.tile : part.whole - 1 - (item.tile - behind);
-          return;
-        }
-        item.tile -= behind + part.whole, ++item.band;
-      }
+      for (int tiles; item.tile >= (tiles = p.band[item.band].tiles - p.band[item.band].whole_tiles());
+           ++item.band)
+        item.tile -= tiles;
+      const BandPart& part = p.band[item.band];
+      const int behind = part.tiles - part.whole_end;
+      item.tile = item.tile < behind ? part.whole_end + item.tile : part.whole - 1 - (item.tile - behind);
     } else {
       find_sliced(p);
     }
@@ -181,7 +179,8 @@ struct Pace {
   }
   // Nobody waits for a block that has no more items of rounds.
   __device__ void end(const Parameters& p) {
-    const unsigned rounds = static_cast<unsigned>(p.round_items) / gridDim.x + 2;
+    const unsigned rounds = (static_cast<unsigned>(p.round_items) + gridDim.x - 1) / gridDim.x;
+    if (begun == rounds) return;
     atomicAdd(p.rounds, rounds - begun);
     begun = rounds;
   }

@@ -177,7 +177,7 @@ TEST_P(GpuAttentionGradient, ScoresOfAnySizeStayFinite) {
   }
 }
 
-// Long enough that landmarks' queries are dealt out in many parts, and without the bias as with it.
+// Longer, and without the bias as with it.
 TEST_P(GpuAttentionGradient, ALongerSequence) {
   for (int64_t d : {64, 128}) {
     AttentionProblem p = shape(1, 4, d, 0, 1499);
@@ -226,11 +226,21 @@ TEST_P(GpuAttentionGradient, ManyHeads) {
 // The same with tiles that have all their queries, before, between and behind others that do not; some blocks
 // work on tiles of both kinds.
 TEST_P(GpuAttentionGradient, TilesWithAndWithoutAllTheirQueries) {
-  AttentionProblem p = shape(24, 2, 64, 1000, 1400);
-  add_band_of_history(p, {1, 0, 300});
-  add_band_of_history(p, {4, 300, 900});
-  add_band_of_history(p, {16, 900, kUnlimited});
+  AttentionProblem p = shape(24, 1, 64, 1000, 900);
+  add_band_of_history(p, {1, 0, 130});
+  add_band_of_history(p, {2, 130, 450});
+  add_band_of_history(p, {16, 450, kUnlimited});
   expect_kernel(p, 77);
+}
+
+// Landmarks whose queries are cut into several blocks: sums of parts in a fixed order, whichever way the
+// parts were dealt out.
+TEST_P(GpuAttentionGradient, SeveralBlocksOfTheQueriesOfLandmarks) {
+  AttentionProblem p = shape(1, 1, 64, 0, 4200);
+  add_band_of_history(p, {1, 0, 64});
+  add_band_of_history(p, {32, 64, kUnlimited});
+  p.landmark_bias = {0.5F};
+  expect_kernel(p, 91);
 }
 
 TEST_P(GpuAttentionGradient, NoQueriesAndNoKeysAddNothing) {
