@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "core/log.hpp"
+#include "core/model_names.hpp"
 #include "core/text.hpp"
 #include "dataset/documents.hpp"
 #include "dataset/token_file.hpp"
@@ -26,20 +27,46 @@ std::string tokenizer_name(const fs::path& model) {
   return (whole.filename() / tokenizer_file(model).filename()).string();
 }
 
-void refuse_existing(const fs::path& file, IfOutputExists if_exists) {
+bool is_same(const fs::path& a, const fs::path& b) {
   std::error_code ignored;
-  if (fs::is_directory(file, ignored)) {
-    throw UserError("the output is a folder", file.string(), "name a file in it");
-  }
-  if (if_exists == IfOutputExists::kError && fs::exists(file, ignored)) {
-    throw UserError("the output exists already", file.string(),
+  return fs::equivalent(a, b, ignored);
+}
+
+// Which of the files that are read lies at `place`, by whatever name; empty for none. A name that belongs to
+// a model counts in its folder where no such file is yet, too: it would be read as a part of the model.
+fs::path read_there(const fs::path& place, const TokenizeOptions& options) {
+  for (const std::string& input : options.inputs)
+    if (is_same(input, place)) return input;
+  if (!options.decode.empty() && is_same(options.decode, place)) return options.decode;
+  const fs::path model = options.model, own = model / place.filename();
+  if (is_of_model(place.filename()) && is_same(model, place.has_parent_path() ? place.parent_path() : "."))
+    return own;
+  // Its files may be links to where they are stored.
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(model, ignored))
+    if (is_of_model(entry.path().filename()) && is_same(entry.path(), place)) return entry.path();
+  return {};
+}
+
+// Where a file that is named `output` comes to lie: links stay, and lead to it. Throws UserError where it may
+// not be put there.
+fs::path place_of(const fs::path& output, const TokenizeOptions& options) {
+  const fs::path place = end_of_trusted_links(output);
+  const std::string where =
+      place == output ? output.string() : text(output.string(), ", a link to ", place.string());
+  if (const fs::path taken = read_there(place, options); !taken.empty())
+    throw UserError(text("the output would take the place of what is read, ", taken.string()), where,
+                    "give another --output; --force does not replace what is read");
+  std::error_code ignored;
+  if (fs::is_directory(place, ignored)) throw UserError("the output is a folder", where, "name a file in it");
+  if (options.if_exists == IfOutputExists::kError && fs::exists(fs::symlink_status(place, ignored)))
+    throw UserError("the output exists already", where,
                     "choose another name, or give --force, which replaces it");
-  }
+  return place;
 }
 
 void encode(const TokenizeOptions& options, const Tokenizer& tokenizer) {
-  const fs::path output = options.output;
-  refuse_existing(output, options.if_exists);
+  const fs::path output = place_of(options.output, options);
   remove_abandoned_temporaries(output.has_parent_path() ? output.parent_path() : fs::path("."),
                                Abandoned::kWriterGone);
   int64_t total_bytes = 0;
@@ -79,6 +106,20 @@ std::vector<fs::path> output_files(const TokenFile& tokens, const fs::path& fold
   return files;
 }
 
+// The same with links followed. Throws UserError where one may not be written, or two are one.
+std::vector<fs::path> output_places(const TokenFile& tokens, const TokenizeOptions& options) {
+  std::vector<fs::path> places;
+  std::set<fs::path> taken;
+  for (const fs::path& file : output_files(tokens, options.output)) {
+    places.push_back(place_of(file, options));
+    std::error_code ignored;
+    if (!taken.insert(fs::weakly_canonical(fs::absolute(places.back(), ignored), ignored)).second)
+      throw UserError(text("a link leads to where another document is written, ", places.back().string()),
+                      file.string(), "remove the link, or give another --output");
+  }
+  return places;
+}
+
 void decode(const TokenizeOptions& options, const Tokenizer& tokenizer) {
   const TokenFile tokens(options.decode);
   const std::string digest = sha256_of_file(tokenizer_file(options.model));
@@ -88,9 +129,7 @@ void decode(const TokenizeOptions& options, const Tokenizer& tokenizer) {
                     text("name the model whose tokenizer file has sha256 ", tokens.info().tokenizer_sha256));
   }
   const fs::path folder = options.output;
-  const std::vector<fs::path> files = output_files(tokens, folder);
-  for (const fs::path& file : files)
-    refuse_existing(file, options.if_exists);
+  const std::vector<fs::path> files = output_places(tokens, options);
   make_directory(folder, "the output folder", "choose another output folder");
   remove_abandoned_temporaries(folder, Abandoned::kWriterGone);
   int64_t total_tokens = 0;

@@ -21,9 +21,10 @@ struct TokenizeOptions {
   ProgressOptions progress;
 };
 
-/// Encodes `inputs` or decodes `decode`. Every output file appears whole or not at all. Throws UserError for
-/// any fault of the inputs (each is looked at before the work begins), a token file made with another
-/// tokenizer, an output that exists, and a full disk.
+/// Encodes `inputs` or decodes `decode`. Every output file appears whole or not at all; where a link stands
+/// in its place, at the end of the link. Throws UserError for any fault of the inputs (each is looked at
+/// before the work begins), a token file made with another tokenizer, an output that exists, one that is read
+/// by this very job (whatever `if_exists` says), and a full disk.
 void run_tokenize(const TokenizeOptions& options);
 
 }  // namespace longhalo

@@ -118,7 +118,7 @@ class Parser {
     job->add_option("--decode", options.decode, "Token file to turn back into texts");
     job->add_flag_callback(
         "--force", [&options] { options.if_exists = IfOutputExists::kReplace; },
-        "Replace what stands at the output");
+        "Replace what stands at the output, but nothing that is read");
     job->add_option("files", options.inputs, "Text files");
     job->callback([this] { result_.subcommand = Subcommand::kTokenize; });
   }

@@ -323,14 +323,6 @@ class Checker {
     check_output(figures, taken);
   }
 
-  // A file of this name in a model's folder is read, or copied to a trained one, as a part of it.
-  static bool is_of_model(const std::filesystem::path& name) {
-    const auto is_one_of = [&](const auto& names) {
-      return std::find(std::begin(names), std::end(names), name) != std::end(names);
-    };
-    return name.extension() == ".safetensors" || is_one_of(kModelDescriptions) || is_one_of(kModelCompanions);
-  }
-
   std::vector<Place> places_of_job() const {
     const std::filesystem::path output = config_.output.directory;
     if (output.empty()) return {};

@@ -2,6 +2,10 @@
 // and no other output may take their places.
 #pragma once
 
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+
 namespace longhalo {
 
 /// What says of a model how it computes and where its weights are.
@@ -12,5 +16,13 @@ inline constexpr const char* kModelDescriptions[] = {"config.json", "generation_
 inline constexpr const char* kModelCompanions[] = {
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
     "vocab.json",     "merges.txt",      "chat_template.jinja",   "added_tokens.json"};
+
+/// Whether a file of this name in a model's folder is read, or copied to a trained one, as a part of it.
+inline bool is_of_model(const std::filesystem::path& name) {
+  const auto is_one_of = [&](const auto& names) {
+    return std::find(std::begin(names), std::end(names), name) != std::end(names);
+  };
+  return name.extension() == ".safetensors" || is_one_of(kModelDescriptions) || is_one_of(kModelCompanions);
+}
 
 }  // namespace longhalo

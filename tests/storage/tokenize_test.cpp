@@ -104,6 +104,87 @@ TEST_F(TokenizeTest, ReplacesOnlyWhenAsked) {
   EXPECT_EQ(read_text(folder_ / "texts/1_a.txt"), "other");
 }
 
+TEST_F(TokenizeTest, NeverReplacesWhatItReads) {
+  namespace fs = std::filesystem;
+  write_text(folder_ / "model/model.safetensors", "weights");
+  fs::rename(folder_ / "model/model.safetensors", folder_ / "blob");
+  fs::create_symlink("../blob", folder_ / "model/model.safetensors");
+  fs::create_symlink("a.txt", folder_ / "link.txt");
+  fs::create_hard_link(folder_ / "a.txt", folder_ / "other_name.txt");
+  options_.if_exists = IfOutputExists::kReplace;
+  const int files = count_files(folder_.path());
+  const std::string text_before = read_text(folder_ / "a.txt");
+  const std::string tokenizer_before = read_text(folder_ / "model/tokenizer.json");
+  for (const char* output : {"a.txt", "sub/../a.txt", "link.txt", "other_name.txt", "model/tokenizer.json",
+                             "model/model.safetensors", "blob", "model/config.json"}) {
+    options_.output = (folder_ / output).string();
+    expect_user_error([&] { run_tokenize(options_); }, {"what is read", options_.output, "--output"});
+  }
+  EXPECT_EQ(read_text(folder_ / "a.txt"), text_before);
+  EXPECT_EQ(read_text(folder_ / "model/tokenizer.json"), tokenizer_before);
+  EXPECT_EQ(read_text(folder_ / "blob"), "weights");
+  EXPECT_FALSE(fs::exists(folder_ / "model/config.json"));
+  EXPECT_EQ(count_files(folder_.path()), files);
+}
+
+TEST_F(TokenizeTest, DecodingDoesNotReplaceWhatItReads) {
+  write_text(folder_ / "sub/tokens.h5", "a text of this name");
+  write_text(folder_ / "sub/tokenizer.json", "another");
+  options_.inputs = {(folder_ / "a.txt").string(), (folder_ / "sub/tokens.h5").string()};
+  run_tokenize(options_);
+  TokenizeOptions back = decoding();
+  back.if_exists = IfOutputExists::kReplace;
+  back.output = folder_.path().string();
+  const std::string before = read_text(folder_ / "tokens.h5");
+  write_text(folder_ / "a.txt", "newer");
+  expect_user_error([&] { run_tokenize(back); }, {"what is read", "tokens.h5", "--output"});
+  EXPECT_EQ(read_text(folder_ / "tokens.h5"), before);
+  EXPECT_EQ(read_text(folder_ / "a.txt"), "newer") << "nothing is written before all is looked at";
+  options_.inputs = {(folder_ / "sub/tokenizer.json").string()};
+  options_.if_exists = IfOutputExists::kReplace;
+  run_tokenize(options_);
+  back.output = (folder_ / "model").string();
+  expect_user_error([&] { run_tokenize(back); }, {"what is read", "model/tokenizer.json"});
+}
+
+TEST_F(TokenizeTest, WritesThroughLinks) {
+  namespace fs = std::filesystem;
+  const std::string file = (folder_ / "real.h5").string();
+  fs::create_symlink("real.h5", options_.output);
+  run_tokenize(options_);
+  EXPECT_EQ(TokenFile(file).documents(), 2) << "a link to what is not there yet";
+  expect_user_error([&] { run_tokenize(options_); }, {"exists already", options_.output, "real.h5"});
+  options_.if_exists = IfOutputExists::kReplace;
+  options_.inputs.pop_back();
+  run_tokenize(options_);
+  EXPECT_EQ(TokenFile(file).documents(), 1);
+  EXPECT_TRUE(fs::is_symlink(options_.output));
+  fs::create_symlink("loop", folder_ / "loop");
+  for (const IfOutputExists choice : {IfOutputExists::kError, IfOutputExists::kReplace}) {
+    TokenizeOptions loop = options_;
+    loop.output = (folder_ / "loop").string();
+    loop.if_exists = choice;
+    expect_user_error([&] { run_tokenize(loop); }, {"Too many levels of symbolic links", loop.output});
+  }
+  EXPECT_TRUE(fs::is_symlink(folder_ / "loop"));
+}
+
+TEST_F(TokenizeTest, DecodedTextsGoThroughLinksToOneFileEach) {
+  namespace fs = std::filesystem;
+  run_tokenize(options_);
+  TokenizeOptions back = decoding();
+  back.if_exists = IfOutputExists::kReplace;
+  fs::create_directory(back.output);
+  write_text(folder_ / "kept.txt", "old");
+  fs::create_symlink("../kept.txt", folder_ / "texts/1_a.txt");
+  run_tokenize(back);
+  EXPECT_EQ(read_text(folder_ / "kept.txt"), "other");
+  fs::remove(folder_ / "texts/a.txt");
+  fs::create_symlink("1_a.txt", folder_ / "texts/a.txt");
+  expect_user_error([&] { run_tokenize(back); }, {"another document", "texts/1_a.txt"});
+  EXPECT_EQ(read_text(folder_ / "kept.txt"), "other");
+}
+
 TEST_F(TokenizeTest, FaultsLeaveNothingBehind) {
   const auto refuse = [&](const TokenizeOptions& options, std::initializer_list<std::string_view> words) {
     const int before = count_files(folder_.path());
