@@ -50,7 +50,7 @@ ResultWriter::Settings settings_by_document(const Config& config, const AgreedMo
       {"precision", name_of(precision)}};
   ResultWriter::Settings settings;
   for (int64_t i = 0; i < inputs.documents(); ++i)
-    settings[inputs.document_name(i)] = sha256_of_text(chosen.dump() + inputs.fingerprint(i)).substr(0, 16);
+    settings[inputs.document_key(i)] = sha256_of_text(chosen.dump() + inputs.fingerprint(i)).substr(0, 16);
   return settings;
 }
 
@@ -162,7 +162,7 @@ void InferJob::read_document(int64_t index) {
     const std::string& name = inputs_->document_name(index);
     if (work.score || work.embed) run.arrays_file = results_->write_arrays(name, arrays);
     const std::vector<nlohmann::json> records =
-        make_records(name, *inputs_, sequence, work, run, arrays, answers);
+        make_records(inputs_->document_key(index), *inputs_, sequence, work, run, arrays, answers);
     results_->write(records);
     for (const nlohmann::json& record : records)
       log_->write("record", record);
@@ -176,7 +176,7 @@ void InferJob::read_document(int64_t index) {
 
 // What an earlier run of this job has not recorded yet.
 Work InferJob::remaining_work(int64_t index) const {
-  const std::string& name = inputs_->document_name(index);
+  const std::string& name = inputs_->document_key(index);
   const auto missing = [&](const std::string& query, Task task) {
     return !results_->recorded().contains({name, query, std::string(task_name(task))});
   };
@@ -185,8 +185,8 @@ Work InferJob::remaining_work(int64_t index) const {
     if (task == Task::kScore) work.score = missing("", task);
     if (task == Task::kEmbed) work.embed = missing("", task);
     if (task == Task::kGenerate)
-      for (size_t i = 0; i < inputs_->prompts().size(); ++i)
-        if (missing(inputs_->prompts()[i], task)) work.prompts.push_back(static_cast<int64_t>(i));
+      for (size_t i = 0; i < inputs_->prompt_keys().size(); ++i)
+        if (missing(inputs_->prompt_keys()[i], task)) work.prompts.push_back(static_cast<int64_t>(i));
   }
   // Scores and embeddings of a document share one file: what it held, or should hold, is made with what is
   // missing.

@@ -2,21 +2,22 @@
 
 #include <algorithm>
 
+#include "app/document_list.hpp"
 #include "core/error.hpp"
 #include "core/log.hpp"
 #include "core/text.hpp"
 #include "dataset/documents.hpp"
+#include "storage/result_arrays.hpp"
 #include "storage/sha256.hpp"
 
 namespace longhalo {
 namespace {
 
-// Records are told apart by document and query, and arrays by document: two of a name would be one.
-void refuse_repeats(std::vector<std::string> entries, std::string_view what, std::string_view where) {
-  std::sort(entries.begin(), entries.end());
-  const auto repeat = std::adjacent_find(entries.begin(), entries.end());
-  if (repeat == entries.end()) return;
-  throw UserError(text("the ", what, " \"", *repeat, "\" is there twice"), where, "remove one of the two");
+std::vector<std::string> keys_of(const std::vector<std::string>& entries) {
+  std::vector<std::string> keys;
+  for (const std::string& entry : entries)
+    keys.push_back(as_read_back(entry));
+  return keys;
 }
 
 std::string digest_of(const std::vector<int32_t>& tokens) {
@@ -45,7 +46,11 @@ Inputs::Inputs(const Config& config, int64_t vocabulary) : vocabulary_(vocabular
   } else {
     read_token_file(config.input.tokens);
   }
-  refuse_repeats(names_, "document", token_file_ == nullptr ? "input.documents" : config.input.tokens);
+  refuse_repeats(names_, "document", [&](size_t a, size_t b) {
+    if (token_file_ != nullptr) return text(config.input.tokens, ", documents ", a, " and ", b);
+    return text("input.documents, entries ", a + 1, " and ", b + 1);
+  });
+  document_keys_ = keys_of(names_);
   // Tokens alone need no tokenizer, but if the model has one, it says what stands before them.
   const bool has_one =
       !config.model.path.empty() && std::filesystem::exists(tokenizer_file(config.model.path));
@@ -54,10 +59,7 @@ Inputs::Inputs(const Config& config, int64_t vocabulary) : vocabulary_(vocabular
     if (token_file_ != nullptr) refuse_other_tokenizer(*token_file_, config.input.tokens, config.model.path);
   }
   if (generates) {
-    prompts_ =
-        config.input.prompts_file.empty() ? config.input.prompts : read_prompts(config.input.prompts_file);
-    refuse_repeats(prompts_, "prompt",
-                   config.input.prompts_file.empty() ? "input.prompts" : config.input.prompts_file);
+    read_prompts_of(config.input);
     place_prompts(config);
   } else if (tokenizer_ != nullptr) {
     opening_ = tokenizer_->prefix();
@@ -78,6 +80,17 @@ void Inputs::read_token_file(const std::string& file) {
     check_ids(tokens, place);
     digests_.push_back(digest_of(tokens));
   }
+}
+
+void Inputs::read_prompts_of(const Config::Input& input) {
+  const std::string& file = input.prompts_file;
+  Prompts prompts = file.empty() ? Prompts{input.prompts, {}} : read_prompts(file);
+  prompts_ = std::move(prompts.texts);
+  refuse_repeats(prompts_, "prompt", [&](size_t a, size_t b) {
+    if (!file.empty()) return text(file, ":", prompts.lines[a], " and :", prompts.lines[b]);
+    return text("input.prompts, entries ", a + 1, " and ", b + 1);
+  });
+  prompt_keys_ = keys_of(prompts_);
 }
 
 std::string Inputs::fingerprint(int64_t index) const {

@@ -35,7 +35,9 @@ class Inputs {
 
   int64_t documents() const { return static_cast<int64_t>(names_.size()); }
   const std::string& document_name(int64_t index) const { return names_[static_cast<size_t>(index)]; }
-  const std::vector<std::string>& prompts() const { return prompts_; }
+  /// Name and prompts as they read back from records, which are told apart by them: one each, and no other's.
+  const std::string& document_key(int64_t index) const { return document_keys_[static_cast<size_t>(index)]; }
+  const std::vector<std::string>& prompt_keys() const { return prompt_keys_; }
   /// Tells one content of a document, with what the template puts before it, from another.
   std::string fingerprint(int64_t index) const;
 
@@ -48,15 +50,16 @@ class Inputs {
  private:
   void read_token_file(const std::string& file);
   void check_ids(const std::vector<int32_t>& tokens, const std::string& where) const;
+  void read_prompts_of(const Config::Input& input);
   void place_prompts(const Config& config);
   std::vector<int32_t> document_tokens(int64_t index, int64_t& bytes, const ProgressOptions& progress) const;
 
   int64_t vocabulary_;
-  std::vector<std::string> names_;
+  std::vector<std::string> names_, document_keys_;
   std::vector<std::string> digests_;       // SHA-256 of each document's text or tokens
   std::unique_ptr<TokenFile> token_file_;  // null: the names are text files
   std::unique_ptr<Tokenizer> tokenizer_;   // null: documents are tokens and nothing is generated
-  std::vector<std::string> prompts_;
+  std::vector<std::string> prompts_, prompt_keys_;
   std::vector<int32_t> opening_;                     // before the document
   std::vector<std::vector<int32_t>> continuations_;  // after it, by prompt
 };

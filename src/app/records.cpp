@@ -162,7 +162,7 @@ std::vector<Json> make_records(const std::string& document, const Inputs& inputs
     const Generation& generation = answer.generation;
     const auto prompt = static_cast<size_t>(work.prompts[i]);
     Json& record = records.emplace_back(record_of(document, sequence, Task::kGenerate));
-    record["query"] = inputs.prompts()[prompt];
+    record["query"] = inputs.prompt_keys()[prompt];
     // Invalid UTF-8 (a character cut off by the length limit) becomes U+FFFD in the text; the ids are exact.
     record["answer"] = inputs.decode(generation.tokens);
     record["answer_ids"] = generation.tokens;

@@ -49,7 +49,8 @@ struct DocumentRun {
 /// it.
 std::vector<float> document_scores(std::vector<float> scores, int64_t document_begin);
 
-/// The records of a document in the order score, embed, prompts. `answers` belong to work.prompts.
+/// The records of a document, named by its key, in the order score, embed, prompts. `answers` belong to
+/// work.prompts.
 std::vector<nlohmann::json> make_records(const std::string& document, const Inputs& inputs,
                                          const Sequence& sequence, const Work& work, const DocumentRun& run,
                                          const DocumentArrays& arrays, const std::vector<Answer>& answers);

@@ -46,20 +46,22 @@ Document read_document(const std::filesystem::path& file, int64_t max_bytes) {
   return document;
 }
 
-std::vector<std::string> read_prompts(const std::filesystem::path& file) {
+Prompts read_prompts(const std::filesystem::path& file) {
   const Document document = read_document(file);
   std::string_view rest = document.text;
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
   if (rest.substr(0, kByteOrderMark.size()) == kByteOrderMark) rest.remove_prefix(kByteOrderMark.size());
-  std::vector<std::string> prompts;
-  while (!rest.empty()) {
+  Prompts prompts;
+  for (int64_t number = 1; !rest.empty(); ++number) {
     const size_t end = std::min(rest.find('\n'), rest.size());
     std::string_view line = rest.substr(0, end);
     rest.remove_prefix(std::min(end + 1, rest.size()));
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
-    if (line.find_first_not_of(" \t\r\v\f") != std::string_view::npos) prompts.emplace_back(line);
+    if (line.find_first_not_of(" \t\r\v\f") == std::string_view::npos) continue;
+    prompts.texts.emplace_back(line);
+    prompts.lines.push_back(number);
   }
-  if (prompts.empty()) {
+  if (prompts.texts.empty()) {
     throw UserError("there is no prompt in the file", file.string(), "write one prompt a line");
   }
   return prompts;

@@ -20,8 +20,13 @@ struct Document {
 inline constexpr int64_t kMaxDocumentBytes = int64_t{64} << 30;
 Document read_document(const std::filesystem::path& file, int64_t max_bytes = kMaxDocumentBytes);
 
+struct Prompts {
+  std::vector<std::string> texts;
+  std::vector<int64_t> lines;  // where each stands, from 1
+};
+
 /// Prompts of a file: one a line; LF or CRLF line ends; a byte order mark and lines of white space are
 /// skipped. Throws UserError for the faults of read_document() and if no prompt is left.
-std::vector<std::string> read_prompts(const std::filesystem::path& file);
+Prompts read_prompts(const std::filesystem::path& file);
 
 }  // namespace longhalo

@@ -105,8 +105,9 @@ std::vector<Finding> look_at_texts(const Config& config) {
       return text(Tokenizer::load(config.model.path)->vocabulary_size(), " tokens");
     }));
   if (!input.prompts_file.empty() && (generates(config) || config.tasks.empty()))
-    rows.push_back(looked_at("prompts", input.prompts_file,
-                             [&] { return count_text(read_prompts(input.prompts_file).size(), "prompt"); }));
+    rows.push_back(looked_at("prompts", input.prompts_file, [&] {
+      return count_text(read_prompts(input.prompts_file).texts.size(), "prompt");
+    }));
   if (!input.documents.empty())
     rows.push_back(looked_at("input", "input.documents", [&] { return look_at_documents(input.documents); }));
   else if (input.tokens.empty())

@@ -81,12 +81,15 @@ std::string json_text(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
+std::string as_read_back(std::string_view text) {
+  return json::parse(json_text(text)).get<std::string>();
+}
+
 std::string member_text(const json& record, const char* key) {
   const auto member = record.find(key);
   if (member == record.end() || member->is_null()) return {};
   if (!member->is_string()) return json_text(*member);
-  // Through JSON and back, so that a key made before writing equals the one read from the file.
-  return json::parse(json_text(*member)).get<std::string>();
+  return as_read_back(member->get_ref<const std::string&>());
 }
 
 std::string arrays_name(std::string_view document) {

@@ -1,6 +1,6 @@
 // The arrays of an inference job's documents, a file each in the folder "arrays" beside results.jsonl: their
 // names, what is written into them, and whether what an earlier job left is still what its records say.
-// results.hpp uses all this; nobody else should need more than DocumentArrays.
+// results.hpp uses all this; nobody else should need more than DocumentArrays and as_read_back().
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,8 @@ struct DocumentArrays {
 
 /// As JSON text. Generated text and file names may hold bytes that are no UTF-8: U+FFFD in their place.
 std::string json_text(const nlohmann::json& value);
+/// Text as it reads back from a file of records, which is how they are told apart.
+std::string as_read_back(std::string_view text);
 /// A member of a record as text, as it reads back from the file; missing or null: empty.
 std::string member_text(const nlohmann::json& record, const char* key);
 

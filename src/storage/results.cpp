@@ -197,7 +197,7 @@ void ResultWriter::move_old_results_aside() {
 
 std::string ResultWriter::write_arrays(std::string_view document, const DocumentArrays& arrays) {
   const std::string name = arrays_name(document);
-  const std::string written_name = member_text({{"document", document}}, "document");
+  const std::string written_name = as_read_back(document);
   const auto settings = settings_.find(written_name);
   // Written in full beside the old results before those are moved.
   Hdf5Writer writer(directory_ / name, arrays.bytes());

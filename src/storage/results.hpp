@@ -53,8 +53,8 @@ class ResultWriter {
   /// there and kError, or (kResume) a line that is no record.
   /// `settings` says of each document of this job what its results depend on beside query and task (a
   /// fingerprint). Its records get it, and kResume refuses records of other settings: two kinds of results
-  /// would mix unseen. Documents that are not named are not judged. `tasks` are those of this job: what
-  /// others left in arrays is not looked at, as this job would not make it again.
+  /// would mix unseen. Documents, named as_read_back(), that are not in it are not judged. `tasks` are those
+  /// of this job: what others left in arrays is not looked at, as this job would not make it again.
   using Settings = std::map<std::string, std::string>;
   using Tasks = std::set<std::string>;
   ResultWriter(const std::filesystem::path& directory, IfResultsExist if_exist, Settings settings = {},

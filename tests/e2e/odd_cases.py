@@ -68,10 +68,10 @@ class OddInput(Case):
         self.assertFalse((work / "results/new/log.jsonl").exists())
 
     def test_same_document_twice(self):
-        self.refuse(self.config(input={"documents": [str(self.document)] * 2}), self.document, "twice")
+        self.refuse(self.config(input={"documents": [str(self.document)] * 2}), self.document, "twice", "entries 1 and 2")
 
     def test_same_prompt_twice(self):
-        self.refuse(self.config(input={"prompts": ["What?", "Why?", "What?"]}), "What?", "twice")
+        self.refuse(self.config(input={"prompts": ["What?", "Why?", "What?"]}), "What?", "twice", "entries 1 and 3")
 
     def test_prompt_of_many_tokens(self):
         """A prompt far longer than the window, beside one of a letter."""

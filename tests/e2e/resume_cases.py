@@ -176,6 +176,30 @@ class Resumed(Case):
         self.refused(self.resume(), "other settings")
 
 
+    def test_names_and_prompts_that_are_no_utf8(self):
+        """Records have U+FFFD in place of such bytes, and are found by it: nothing is done again."""
+        name = os.fsdecode(bytes(self.dir) + b"/caf\xe9.txt")
+        os.rename(self.document, name)
+        tokens, prompts = self.dir / "tokens.h5", self.write("prompts.txt", b"What \xff?\nWhy?\n")
+        made = Run(["tokenize", "--model", shared_model(), "--output", tokens, name], ranks=0).wait()
+        self.assertEqual(made.code, 0, made.err)
+        sections = {"input": {"documents": None, "tokens": str(tokens), "prompts": None, "prompts_file": str(prompts)}}
+        first = self.succeed(self.config(**sections))
+        shown = f"{self.dir}/caf\ufffd.txt"
+        self.assertEqual(first.keys(), {(shown, None, "score"), (shown, None, "embed"),
+                                        (shown, "What \ufffd?", "generate"), (shown, "Why?", "generate")})
+        self.assertEqual(len({record["settings"] for record in first.values()}), 1)
+        run = self.infer(self.resume(**sections))
+        self.assertEqual(run.code, 0, run.err)
+        self.assertNotIn("prefill", run.err)
+        self.assertEqual(records_of(self.out), first)
+        shutil.rmtree(self.out / "arrays")
+        self.assertEqual(self.succeed(self.resume(**sections)).keys(), first.keys())
+        prompts.write_bytes(b"What \xff?\n\nWhat \xfe?\n")
+        self.assert_refused(self.infer(self.resume(**sections)), "no UTF-8", f"{prompts}:1 and :3")
+        self.refused(self.resume(**{**sections, "attention": {"window": 41}, "tasks": ["score"]}), "other settings")
+
+
 class TokenFiles(Case):
 
     def tokens_of(self, model):
@@ -183,6 +207,16 @@ class TokenFiles(Case):
         made = Run(["tokenize", "--model", model, "--output", tokens, self.document], ranks=0).wait()
         self.assertEqual(made.code, 0, made.err)
         return self.config(input={"documents": None, "prompts": None, "tokens": str(tokens)}, tasks=["score"])
+
+    def test_names_that_records_could_not_tell_apart(self):
+        tokens = self.dir / "tokens.h5"
+        tiny_model.write_tokens(tokens, shared_model(), [[5, 6], [7, 8], [9]])
+        for names, words in (([b"caf\xe9", b"tea", b"caf\xe8"], "no UTF-8"), ([b"tea", b"a", b"tea"], '"tea" is there twice')):
+            with h5py.File(tokens, "a") as file:
+                file.pop("document_names", None)
+                file.create_dataset("document_names", data=names, dtype=h5py.string_dtype())
+            config = self.config(input={"documents": None, "prompts": None, "tokens": str(tokens)}, tasks=["score"])
+            self.assert_refused(self.infer(config), words, f"{tokens}, documents 0 and 2")
 
     def test_of_another_tokenizer(self):
         other = self.own_model()

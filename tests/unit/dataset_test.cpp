@@ -48,7 +48,9 @@ TEST(Prompts, OneALine) {
   write_text(folder / "p",
              "\xef\xbb\xbf"
              "What?\r\n\r\n  \t\n  Why so? \nlast");
-  EXPECT_EQ(read_prompts(folder / "p"), (std::vector<std::string>{"What?", "  Why so? ", "last"}));
+  const Prompts prompts = read_prompts(folder / "p");
+  EXPECT_EQ(prompts.texts, (std::vector<std::string>{"What?", "  Why so? ", "last"}));
+  EXPECT_EQ(prompts.lines, (std::vector<int64_t>{1, 4, 5}));
   write_text(folder / "p", "\n \r\n");
   expect_user_error([&] { read_prompts(folder / "p"); }, {"no prompt"});
 }
