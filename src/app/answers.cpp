@@ -1,9 +1,12 @@
 #include "app/answers.hpp"
 
+#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "core/clock.hpp"
+#include "storage/checksum.hpp"
 
 namespace longhalo {
 namespace {
@@ -31,11 +34,29 @@ Answer from_json(const Json& json, int rank) {
   return answer;
 }
 
+// The last step of splitmix64 (Steele, Lea, Flood 2014): each bit of the input changes about half of them.
+uint64_t mixed(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
 }  // namespace
 
+uint64_t seed_of_answer(int64_t seed, std::string_view document, std::string_view prompt) {
+  // The lengths keep apart what stands in the one or in the other.
+  const std::array<uint64_t, 3> head{static_cast<uint64_t>(seed), document.size(), prompt.size()};
+  Checksum64 sum;
+  sum.update_values(std::span<const uint64_t>(head));
+  for (const std::string_view part : {document, prompt})
+    sum.update(std::as_bytes(std::span(part)));
+  return mixed(sum.value());
+}
+
 std::vector<Answer> answer_prompts(const MpiSession& session, Engine& engine, const DocumentContext& context,
-                                   const Sequence& sequence, std::span<const int64_t> wanted,
-                                   const GenerateOptions& options, const ProgressOptions& progress) {
+                                   const Sequence& sequence, const Work& work, const GenerateOptions& options,
+                                   const ProgressOptions& progress) {
+  const std::vector<int64_t>& wanted = work.prompts;
   const auto ranks = static_cast<size_t>(session.ranks());
   const auto rank = static_cast<size_t>(session.rank());
   const Stopwatch watch;
@@ -45,8 +66,7 @@ std::vector<Answer> answer_prompts(const MpiSession& session, Engine& engine, co
     Progress shown("answering", queries * options.max_new_tokens, ProgressUnit::kTokens, progress);
     for (size_t i = rank; i < wanted.size(); i += ranks) {
       GenerateOptions of_query = options;
-      of_query.seed +=
-          static_cast<uint64_t>(wanted[i]);  // a prompt's answer depends on its number, not on its rank
+      of_query.seed = work.seeds[i];
       const std::unique_ptr<Continuation> continuation = engine.continue_from(context);
       Answer answer;
       const double waited = watch.seconds();

@@ -149,10 +149,9 @@ void InferJob::read_document(int64_t index) {
   DocumentRun run = prefill_document(sequence, work, context, arrays);
   std::vector<Answer> answers;
   if (context) {
-    const GenerateOptions options{
-        config_.generate.max_new_tokens, config_.generate.temperature, config_.generate.top_p,
-        static_cast<uint64_t>(config_.generate.seed) + (static_cast<uint64_t>(index) << 32)};
-    answers = answer_prompts(session_, *engine_, *context, sequence, work.prompts, options,
+    const GenerateOptions options{config_.generate.max_new_tokens, config_.generate.temperature,
+                                  config_.generate.top_p};
+    answers = answer_prompts(session_, *engine_, *context, sequence, work, options,
                              progress_options(session_, config_));
   }
   run.finish(session_, *engine_);
@@ -184,9 +183,13 @@ Work InferJob::remaining_work(int64_t index) const {
   for (const Task task : config_.tasks) {
     if (task == Task::kScore) work.score = missing("", task);
     if (task == Task::kEmbed) work.embed = missing("", task);
-    if (task == Task::kGenerate)
-      for (size_t i = 0; i < inputs_->prompt_keys().size(); ++i)
-        if (missing(inputs_->prompt_keys()[i], task)) work.prompts.push_back(static_cast<int64_t>(i));
+    if (task != Task::kGenerate) continue;
+    for (size_t i = 0; i < inputs_->prompt_keys().size(); ++i) {
+      const std::string& prompt = inputs_->prompt_keys()[i];
+      if (!missing(prompt, task)) continue;
+      work.prompts.push_back(static_cast<int64_t>(i));
+      work.seeds.push_back(seed_of_answer(config_.generate.seed, name, prompt));
+    }
   }
   // Scores and embeddings of a document share one file: what it held, or should hold, is made with what is
   // missing.

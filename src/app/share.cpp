@@ -26,6 +26,7 @@ Work share_work(const MpiSession& session, Work work) {
   for (bool* flag : {&work.score, &work.embed, &work.score_array, &work.embed_array})
     *flag = broadcast_count(session, *flag ? 1 : 0) != 0;
   share_vector(session, work.prompts);
+  share_vector(session, work.seeds);
   return work;
 }
 

@@ -14,6 +14,7 @@ struct Work {
   bool score = false, embed = false;              // a record is wanted
   bool score_array = false, embed_array = false;  // the array is computed
   std::vector<int64_t> prompts;                   // numbers of the prompts to answer
+  std::vector<uint64_t> seeds;                    // of the draws of each of these answers
 
   bool nothing() const { return !score && !embed && prompts.empty(); }
 };

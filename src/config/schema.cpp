@@ -240,7 +240,9 @@ ConfigSchema make_schema() {
                          "0 takes the most likely token (greedy)."));
   all.keys.push_back(key("generate.top_p", RealNumber{0, 1, RealNumber::Edge::kOpen}, FIELD(generate.top_p),
                          "Draws from the most likely tokens that together have this probability."));
-  all.keys.push_back(key("generate.seed", whole(0, kMostSeed), FIELD(generate.seed), "Seed of the draws."));
+  all.keys.push_back(key("generate.seed", whole(0, kMostSeed), FIELD(generate.seed),
+                         "Seed of the draws. Each answer's own comes from it, the document's name and the "
+                         "prompt: their order and the number of ranks change no answer."));
 
   all.sections.push_back({"embed", "How vectors are made."});
   all.keys.push_back(key("embed.chunk_tokens", whole(1, kMostTokens), FIELD(embed.chunk_tokens),

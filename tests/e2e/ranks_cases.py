@@ -111,6 +111,23 @@ class SameOnAnyRanks(RankCase):
         greedy = self.config(tasks=["generate"], input={"prompts": prompts}, generate={"max_new_tokens": 24})
         self.assertNotEqual(first, self.results(greedy, 2, "e").answers)
 
+    def test_sampling_does_not_depend_on_order(self):
+        """Documents and prompts the other way round, one alone, or a rest that a resumed job does: the same answers."""
+        documents = [str(self.document), str(self.write("twin.txt", self.document.read_text()))]
+        prompts = ["What?", "Why?", "When?"]
+
+        def answers(name, documents, prompts, ranks, **output):
+            config = self.config(tasks=["generate"], input={"documents": documents, "prompts": prompts},
+                                 generate={"max_new_tokens": 24, "temperature": 1.3, "top_p": 0.9, "seed": 5},
+                                 output={"directory": str(self.dir / name), **output})
+            return {key: record["answer_ids"] for key, record in self.succeed(config, ranks=ranks).items()}
+        first = answers("a", documents, prompts, 1)
+        self.assertEqual(len({tuple(ids) for ids in first.values()}), 6, "each draws its own")
+        self.assertEqual(first, answers("b", documents[::-1], prompts[::-1], 2))
+        for key, ids in answers("c", documents[1:], prompts[2:], 1).items():
+            self.assertEqual(ids, first[key])
+        self.assertEqual(first, answers("c", documents, prompts, 3, if_exists="resume"))
+
 
 class SameByAnyWay(RankCase):
     """Text and token files, prompts in the config and in a file, one document and several."""
