@@ -155,6 +155,13 @@ std::vector<int32_t> Inputs::document_tokens(int64_t index, int64_t& bytes,
                             [&](int64_t done, int64_t) { progress.set(done); });
 }
 
+// Of a text that begins with this token. SentencePiece counts a space that it puts before the text, which
+// decoding takes away; decoding has a name for a token that stands for no text.
+int64_t Inputs::first_bytes(int32_t first_token) const {
+  return std::min(tokenizer_->text_bytes(first_token),
+                  static_cast<int64_t>(tokenizer_->decode({&first_token, 1}).size()));
+}
+
 Sequence Inputs::sequence(int64_t index, const ProgressOptions& progress) const {
   Sequence sequence;
   sequence.tokens = opening_;
@@ -165,6 +172,9 @@ Sequence Inputs::sequence(int64_t index, const ProgressOptions& progress) const 
     throw UserError("the model's vocabulary has no token for anything in the document", document_name(index),
                     "check that the file is text, and that the tokenizer belongs to the model");
   sequence.tokens.insert(sequence.tokens.end(), document.begin(), document.end());
+  sequence.predicted_bytes = sequence.document_bytes;
+  if (sequence.document_bytes > 0 && sequence.document_begin == 0)
+    sequence.predicted_bytes -= first_bytes(document.front());
 
   check_ids(document, document_name(index));
   check_ids(opening_, "the chat template's opening");

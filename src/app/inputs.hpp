@@ -17,8 +17,9 @@ namespace longhalo {
 /// One document made ready: [opening of the template | document], then one continuation a prompt.
 struct Sequence {
   std::vector<int32_t> tokens;
-  int64_t document_begin = 0;  // tokens before it belong to the chat template (or are the model's prefix)
-  int64_t document_bytes = 0;  // 0 when the document came as tokens
+  int64_t document_begin = 0;   // tokens before it belong to the chat template (or are the model's prefix)
+  int64_t document_bytes = 0;   // 0 when the document came as tokens
+  int64_t predicted_bytes = 0;  // without its first token's where nothing stands before that
   std::vector<std::vector<int32_t>> prompts;  // what follows the document, up to where the answer begins
 };
 
@@ -53,6 +54,7 @@ class Inputs {
   void read_prompts_of(const Config::Input& input);
   void place_prompts(const Config& config);
   std::vector<int32_t> document_tokens(int64_t index, int64_t& bytes, const ProgressOptions& progress) const;
+  int64_t first_bytes(int32_t first_token) const;
 
   int64_t vocabulary_;
   std::vector<std::string> names_, document_keys_;

@@ -45,7 +45,8 @@ Json record_of(const std::string& document, const Sequence& sequence, Task task)
           {"sequence_tokens", all}};
 }
 
-Json score_result(std::span<const float> scores, int64_t document_bytes) {
+// Perplexity a token, and bits for each byte that the predicted tokens stand for; null where there are none.
+Json score_result(std::span<const float> scores, const Sequence& sequence) {
   double sum = 0;
   int64_t predicted = 0;
   for (const float score : scores) {
@@ -55,8 +56,12 @@ Json score_result(std::span<const float> scores, int64_t document_bytes) {
   }
   Json json{{"predicted_tokens", predicted}, {"log_probability", sum}};
   json["perplexity"] = predicted == 0 ? Json(nullptr) : Json(std::exp(-sum / static_cast<double>(predicted)));
-  if (document_bytes > 0)
-    json["bits_per_byte"] = -sum / std::numbers::ln2 / static_cast<double>(document_bytes);
+  if (sequence.document_bytes > 0) {
+    const int64_t bytes = sequence.predicted_bytes;
+    const bool is_known = predicted > 0 && bytes > 0;
+    json["bits_per_byte"] =
+        is_known ? Json(-sum / std::numbers::ln2 / static_cast<double>(bytes)) : Json(nullptr);
+  }
   return json;
 }
 
@@ -146,7 +151,7 @@ std::vector<Json> make_records(const std::string& document, const Inputs& inputs
   const Json run_figures = figures(run);
   if (work.score) {
     Json& record = records.emplace_back(record_of(document, sequence, Task::kScore));
-    record.update(score_result(arrays.scores, sequence.document_bytes));
+    record.update(score_result(arrays.scores, sequence));
     record["arrays"] = run.arrays_file;
     record["figures"] = run_figures;
   }

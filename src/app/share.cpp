@@ -15,6 +15,7 @@ Sequence share_sequence(const MpiSession& session, Sequence sequence) {
   share_vector(session, sequence.tokens);
   sequence.document_begin = broadcast_count(session, sequence.document_begin);
   sequence.document_bytes = broadcast_count(session, sequence.document_bytes);
+  sequence.predicted_bytes = broadcast_count(session, sequence.predicted_bytes);
   sequence.prompts.resize(
       static_cast<size_t>(broadcast_count(session, static_cast<int64_t>(sequence.prompts.size()))));
   for (std::vector<int32_t>& prompt : sequence.prompts)

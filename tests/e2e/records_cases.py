@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 import tiny_model
-from harness import Case, EXECUTABLE, Run, files_below
+from harness import Case, EXECUTABLE, Run, files_below, shared_model
 
 
 class Records(Case):
@@ -62,8 +62,23 @@ class Records(Case):
         total = scores[1:].astype(np.float64).sum()
         self.assertAlmostEqual(record["log_probability"], total, places=4)
         self.assertAlmostEqual(record["perplexity"] / np.exp(-total / (len(tokens) - 1)), 1, places=6)
-        bits = -total / np.log(2) / self.document.stat().st_size
+        # Nothing foretells the first token, and its bytes are not divided by.
+        vocabulary = json.loads((shared_model() / "tokenizer.json").read_text())["model"]["vocab"]
+        (first,) = (len(token) for token, number in vocabulary.items() if number == tokens[0])
+        bits = -total / np.log(2) / (self.document.stat().st_size - first)
         self.assertAlmostEqual(record["bits_per_byte"], bits, places=6)
+
+    def test_scores_of_one_token(self):
+        """Nothing is predicted, which no number stands for; with an opening before it, it is."""
+        self.document.write_text("x")
+        (record,) = self.succeed(self.config(tasks=["score"])).values()
+        self.assertEqual((record["document_tokens"], record["predicted_tokens"]), (1, 0))
+        self.assertIsNone(record["perplexity"])
+        self.assertIsNone(record["bits_per_byte"])
+        self.out = self.dir / "opened"
+        record = self.succeed(self.config(tasks=["generate", "score"]))[str(self.document), None, "score"]
+        self.assertEqual((record["document_tokens"], record["predicted_tokens"]), (1, 1))
+        self.assertAlmostEqual(record["bits_per_byte"], -record["log_probability"] / np.log(2), places=6)
 
     def test_embeddings(self):
         (record,) = self.succeed(self.config(tasks=["embed"], embed={"chunk_tokens": 50})).values()
