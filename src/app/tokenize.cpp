@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 
+#include "app/document_list.hpp"
 #include "core/error.hpp"
 #include "core/file_access.hpp"
 #include "core/log.hpp"
@@ -66,6 +67,9 @@ fs::path place_of(const fs::path& output, const TokenizeOptions& options) {
 }
 
 void encode(const TokenizeOptions& options, const Tokenizer& tokenizer) {
+  refuse_repeats(options.inputs, "document", [](size_t a, size_t b) {
+    return text("the command line, text files ", a + 1, " and ", b + 1);
+  });
   const fs::path output = place_of(options.output, options);
   remove_abandoned_temporaries(output.has_parent_path() ? output.parent_path() : fs::path("."),
                                Abandoned::kWriterGone);
@@ -152,7 +156,7 @@ void run_tokenize(const TokenizeOptions& options) {
                     "longhalo tokenize --model DIR --output tokens.h5 a.txt b.txt, or "
                     "longhalo tokenize --model DIR --decode tokens.h5 --output FOLDER");
   }
-  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::load(options.model);
+  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::load(options.model, "--model");
   options.decode.empty() ? encode(options, *tokenizer) : decode(options, *tokenizer);
 }
 

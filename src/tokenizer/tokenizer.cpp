@@ -37,10 +37,11 @@ std::filesystem::path tokenizer_file(const std::filesystem::path& model_director
   return std::filesystem::exists(json, ignored) ? json : model_directory / "tokenizer.model";
 }
 
-std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& model_directory) {
+std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& model_directory,
+                                           std::string_view named_by) {
   require_folder(model_directory, "the folder of the tokenizer",
-                 "correct model.path, or fetch the model (scripts/fetch_model.py fetches the one that the "
-                 "examples use)");
+                 text("correct ", named_by,
+                      ", or fetch the model (scripts/fetch_model.py fetches the one that the examples use)"));
   const auto sentencepiece = model_directory / "tokenizer.model";
   const auto bpe = model_directory / "tokenizer.json";
   const bool has_bpe = std::filesystem::is_regular_file(bpe);

@@ -47,7 +47,9 @@ class Tokenizer {
 
   /// Reads tokenizer.json or tokenizer.model of a Hugging Face directory. Throws UserError naming file and
   /// JSON path for a missing, damaged or inconsistent file and for every feature that is not supported.
-  static std::unique_ptr<Tokenizer> load(const std::filesystem::path& model_directory);
+  /// `named_by` is where the user named the directory.
+  static std::unique_ptr<Tokenizer> load(const std::filesystem::path& model_directory,
+                                         std::string_view named_by = "model.path");
 
   /// Ids of `text`, without prefix() and suffix().
   std::vector<int32_t> encode(std::string_view text, SpecialTokens mode) const {

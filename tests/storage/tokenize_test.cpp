@@ -209,7 +209,15 @@ TEST_F(TokenizeTest, FaultsLeaveNothingBehind) {
   refuse(options, {"No such file", "absent"});
   options = options_;
   options.model = (folder_ / "nowhere").string();
-  refuse(options, {"nowhere"});
+  EXPECT_EQ(
+      expect_user_error([&] { run_tokenize(options); }, {"nowhere", "correct --model"}).find("model.path"),
+      std::string::npos);
+  options = options_;
+  options.inputs.push_back(options.inputs.front());
+  refuse(options, {"\"" + options.inputs.front() + "\" is there twice", "text files 1 and 3"});
+  options.inputs.back() = (folder_ / "caf\xe9").string();
+  options.inputs.front() = (folder_ / "caf\xe8").string();
+  refuse(options, {"no UTF-8", "text files 1 and 3"});
 }
 
 TEST_F(TokenizeTest, RefusesTokensOfAnotherTokenizer) {
