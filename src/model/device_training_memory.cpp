@@ -9,6 +9,7 @@
 #include "model/device_layer_backward.hpp"
 #include "model/device_weights.hpp"
 #include "model/kept_layers.hpp"
+#include "model/training_snapshot.hpp"
 
 namespace longhalo {
 namespace {
@@ -96,9 +97,8 @@ TrainingMemory device_training_memory(const ModelConfig& config, const Attention
   memory.stored = kept.count() * stream;
   memory.group = (kept.longest() - 1) * stream;
   memory.arriving = 2 * stream;
-  // Of the largest files of weights that one rank writes there is a copy, too.
   memory.host_fixed = {
-      {"job checkpoint while it is written", 3 * owned * kFloat + parameters * kBf16 / ranks}};
+      {"job checkpoint while it is written", most_snapshot_bytes(c, strided, Dtype::kBF16, shards.ranks())}};
   return memory;
 }
 

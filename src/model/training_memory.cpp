@@ -6,6 +6,7 @@
 #include "model/kept_layers.hpp"
 #include "model/layer_activations.hpp"
 #include "model/sharded_optimizer.hpp"
+#include "model/training_snapshot.hpp"
 
 namespace longhalo {
 namespace {
@@ -66,7 +67,8 @@ TrainingMemory training_memory(const ModelConfig& config, const AttentionPattern
       {"gradients", parameters * kFloat},
       {"optimizer: master weights, moments, summed gradients", 4 * owned * kFloat},
       {"optimizer: buckets on their way", 2 * kFlights * bucket * kFloat},
-      {"job checkpoint while it is written", 4 * owned * kFloat},
+      {"job checkpoint while it is written",
+       most_snapshot_bytes(c, static_cast<int64_t>(pattern.strides().size()), Dtype::kF32, shards.ranks())},
       {"residual stream and its gradients", 3 * stream},
       {"keys and values of a layer", keys},
       {"gradients of keys and values, own and arriving", 2 * keys},

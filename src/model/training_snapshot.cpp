@@ -97,6 +97,23 @@ TrainingSnapshot::TrainingSnapshot(ModelArrays weights, const OptimizerLayout& l
   }
 }
 
+int64_t most_snapshot_bytes(const ModelConfig& config, int64_t strided_bands, Dtype matrices, int ranks,
+                            int64_t max_weight_file_bytes) {
+  ModelArrays sizes;  // of arrays that are nowhere
+  sizes.config = config;
+  sizes.matrices = matrices;
+  if (!config.tied_embeddings) sizes.head = &config;
+  sizes.layers.resize(static_cast<size_t>(config.layers));
+  for (LayerArrays& layer : sizes.layers)
+    layer.landmark_query.resize(static_cast<size_t>(strided_bands * config.kv_size()));
+  const std::vector<NamedTensor> tensors = model_tensors(sizes);
+  int64_t parameters = 0;
+  for (const NamedTensor& tensor : tensors)
+    parameters += static_cast<int64_t>(tensor.bytes.size()) / dtype_bytes(tensor.dtype);
+  const int64_t owned = (parameters + ranks - 1) / ranks;
+  return 3 * owned * kFloat + most_weight_bytes_of_a_rank(tensors, ranks, max_weight_file_bytes);
+}
+
 void read_optimizer_state(const MpiSession& session, OptimizerStateReader& reader,
                           const OptimizerLayout& layout, const OptimizerArrays& state,
                           const CopyBytes& copy) {

@@ -41,6 +41,11 @@ class TrainingSnapshot {
   std::vector<OptimizerSlice> slices_;
 };
 
+/// Bytes of the snapshot on the rank with the largest: its part of the optimizer's state, and all of the
+/// files of weights that it writes, which are whole however many ranks there are. `matrices` is their type.
+int64_t most_snapshot_bytes(const ModelConfig& config, int64_t strided_bands, Dtype matrices, int ranks,
+                            int64_t max_weight_file_bytes = CheckpointOptions{}.max_weight_file_bytes);
+
 /// Fills the arrays with the state of any number of ranks. Throws UserError on all ranks if it is of another
 /// number of parameters. Collective.
 void read_optimizer_state(const MpiSession& session, OptimizerStateReader& reader,

@@ -26,6 +26,20 @@ std::string optimizer_name(int rank, int ranks) {
 
 }  // namespace
 
+int writer_of_weight_file(size_t index, int ranks) {
+  return static_cast<int>(index % static_cast<size_t>(ranks));
+}
+
+int64_t most_weight_bytes_of_a_rank(std::span<const NamedTensor> weights, int ranks, int64_t max_file_bytes) {
+  const std::vector<WeightFile> files = plan_weight_files(weights, max_file_bytes);
+  std::vector<int64_t> bytes(static_cast<size_t>(ranks), 0);
+  for (size_t i = 0; i < files.size(); ++i)
+    for (const size_t tensor : files[i].tensors)
+      bytes[static_cast<size_t>(writer_of_weight_file(i, ranks))] +=
+          static_cast<int64_t>(weights[tensor].bytes.size());
+  return *std::max_element(bytes.begin(), bytes.end());
+}
+
 CheckpointWriter::CheckpointWriter(fs::path directory, RankAgreement ranks, CheckpointOptions options)
     : directory_(std::move(directory)), ranks_(std::move(ranks)), options_(std::move(options)) {
   check(options_.keep >= 2, "two checkpoints are kept at least");
@@ -94,10 +108,6 @@ void CheckpointWriter::finish(VerifiedFile& file, const std::string& name) {
   file.commit();
   options_.observe(name + " named");
   parts_.push_back({name, sum, {}});
-}
-
-bool CheckpointWriter::writes_weight_file(size_t index) const {
-  return index % static_cast<size_t>(ranks_.ranks) == static_cast<size_t>(ranks_.rank);
 }
 
 std::vector<size_t> CheckpointWriter::tensors_written_here(std::span<const NamedTensor> weights) const {

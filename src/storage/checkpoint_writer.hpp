@@ -44,6 +44,11 @@ struct CheckpointContents {
   nlohmann::json rank_state;  // this rank's own: random numbers
 };
 
+/// Which rank writes a file of weights, by its place in the list of all: the ranks take turns.
+int writer_of_weight_file(size_t index, int ranks);
+/// Bytes of tensors of the files that the rank with the most of them writes.
+int64_t most_weight_bytes_of_a_rank(std::span<const NamedTensor> weights, int ranks, int64_t max_file_bytes);
+
 struct CheckpointOptions {
   int keep = 2;  // at least 2: the newest may turn out damaged
   int64_t max_weight_file_bytes = 5'000'000'000;
@@ -76,7 +81,9 @@ class CheckpointWriter {
   std::filesystem::path commit();
 
  private:
-  bool writes_weight_file(size_t index) const;
+  bool writes_weight_file(size_t index) const {
+    return writer_of_weight_file(index, ranks_.ranks) == ranks_.rank;
+  }
   void write_parts();
   void write_weights();
   void finish(VerifiedFile& file, const std::string& name);

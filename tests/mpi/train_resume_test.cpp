@@ -196,6 +196,41 @@ TEST(TrainingSnapshot, TakesWhatThePlanSays) {
   }
 }
 
+// What a plan says of the memory: a file of weights is copied whole by the rank that writes it, on however
+// many ranks.
+TEST(TrainingSnapshot, HoldsNoMoreThanThePlanSays) {
+  const SharedFolder folder;
+  const AttentionPattern pattern = AttentionPattern::window_and_landmarks(9, 4);
+  Weights weights = tiny_model(1), gradients = zeros_like(weights);
+  const int64_t kFileBytes = CheckpointOptions{}.max_weight_file_bytes;
+  const int64_t all_weights = elements_of(parameters_of(weights)) * 4;
+  for (int count = 1; count <= session().ranks(); ++count) {
+    for (const int64_t file_bytes : {kFileBytes, all_weights / 2, all_weights / 7, int64_t{1}}) {
+      if (const FirstRanks ranks(count); ranks) {
+        ShardedOptimizer optimizer(*ranks, weights, gradients, {});
+        CheckpointOptions options;
+        options.max_weight_file_bytes = file_bytes;
+        const CheckpointWriter writer(folder.path(), agreement_of(*ranks), options);
+        const TrainingSnapshot snapshot = snapshot_of(weights, optimizer, writer);
+        int64_t bytes = bytes_of(snapshot.optimizer());
+        for (const size_t index : writer.tensors_written_here(snapshot.weights()))
+          bytes += static_cast<int64_t>(snapshot.weights()[index].bytes.size());
+        const auto most = static_cast<int64_t>(spread_over_ranks(*ranks, static_cast<double>(bytes)).max);
+        const int64_t planned = most_snapshot_bytes(weights.config, 1, Dtype::kF32, count, file_bytes);
+        EXPECT_GE(planned, most) << count << " ranks, files of " << file_bytes;
+        // The rank with the most weights may own one element less than others.
+        EXPECT_LE(planned, most + kOptimizerStateBytes) << count << " ranks, files of " << file_bytes;
+        const TrainingMemory plan = training_memory(weights.config, pattern, ShardPlan(41, count, 4), 6, 1);
+        for (const MemoryItem& item : plan.fixed)
+          if (item.name.starts_with("job checkpoint") && file_bytes == kFileBytes) {
+            EXPECT_EQ(item.bytes, planned) << count;
+          }
+      }
+      MPI_Barrier(session().comm());
+    }
+  }
+}
+
 TEST(TrainingSnapshot, OfAnotherModelIsRefusedByAll) {
   const SharedFolder folder;
   Weights weights = tiny_model(1), gradients = zeros_like(weights);

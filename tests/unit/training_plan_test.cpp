@@ -72,6 +72,8 @@ TEST(TrainingPlan, ItemsAreWhatTrainingAllocates) {
   EXPECT_EQ(item(plan, "weights"), elements * 4);
   EXPECT_EQ(item(plan, "gradients"), elements * 4 + item(plan, "gradients of keys"));
   EXPECT_EQ(item(plan, "optimizer: master"), 4 * ((elements + 1) / 2) * 4);
+  EXPECT_EQ(item(plan, "job checkpoint"), (elements + 3 * ((elements + 1) / 2)) * 4)
+      << "one rank writes the one file of weights, and copies all of it";
   EXPECT_EQ(item(plan, "residual stream"), 3 * plan.tokens_per_rank * 64 * 4);
   const ShardPlan shards = plan_shards(task.shape, task.pattern, task.tokens, 2);
   EXPECT_EQ(plan.tokens_per_rank, std::max(shards.shard(0).size(), shards.shard(1).size()));
