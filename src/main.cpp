@@ -21,6 +21,7 @@
 #include "core/waiting.hpp"
 #include "doctor/doctor.hpp"
 #include "doctor/doctor_launch.hpp"
+#include "kernels/matmul/blas_room.hpp"
 #include "storage/posix.hpp"
 
 namespace longhalo {
@@ -28,11 +29,13 @@ namespace {
 
 // Before main, and before libraries prepare themselves, which takes those of CUDA a tenth of a second: a
 // signal that asks a job to stop shall find no moment at which it only kills it.
-void hold_signals_back(int, char**, char**) {
+// OpenBLAS, where it has no room, would wait there for ever.
+void before_libraries(int, char**, char** environment) {
   JobSignals::hold_back();
+  require_room_for_blas(environment);
 }
 using BeforeMain = void (*)(int, char**, char**);
-[[gnu::section(".preinit_array"), gnu::used]] const BeforeMain hold_signals_back_first = hold_signals_back;
+[[gnu::section(".preinit_array"), gnu::used]] const BeforeMain before_libraries_first = before_libraries;
 
 ExitCode run(MpiSession& session, const CommandLine& command) {
   if (command.subcommand != Subcommand::kDoctor) refuse_unconnected_rank(session);  // a row of the doctor's

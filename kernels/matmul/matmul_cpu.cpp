@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "core/text.hpp"
+#include "kernels/matmul/blas_room.hpp"
 #include "kernels/matmul/gemv_simd.hpp"
 #include "kernels/matmul/matmul.hpp"
 
@@ -30,10 +31,9 @@ void check_shape(int64_t m, int64_t out, int64_t in) {
 // OpenBLAS asks again without end where its buffers, one a thread and one a call, find no room: so it takes
 // them here, after it has been seen that there is.
 void give_openblas_its_buffers(int threads) {
-  constexpr size_t kBuffer = (size_t{128} << 20) + 4096;  // the largest that it is built with
   std::vector<void*> rooms;
   const auto take = [] {
-    return ::mmap(nullptr, kBuffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return ::mmap(nullptr, kBlasBufferBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   };
   void* room = take();
   for (; room != MAP_FAILED && rooms.size() < static_cast<size_t>(threads); room = take())
@@ -41,9 +41,9 @@ void give_openblas_its_buffers(int threads) {
   const bool is_enough = room != MAP_FAILED;
   if (is_enough) rooms.push_back(room);
   for (void* one : rooms)
-    ::munmap(one, kBuffer);
+    ::munmap(one, kBlasBufferBytes);
   if (!is_enough)
-    throw UserError(text("out of host memory: ", threads + 1, " buffers of ", kBuffer,
+    throw UserError(text("out of host memory: ", threads + 1, " buffers of ", kBlasBufferBytes,
                          " bytes for OpenBLAS could not be had"),
                     "this process",
                     "raise the limit of a process's memory (ulimit -v), or set run.threads: 1");

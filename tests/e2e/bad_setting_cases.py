@@ -145,6 +145,24 @@ class CommandLine(Case):
         self.infer(self.config(), "--print-config", ranks=0)
         self.assertEqual(self.shell('"$@" >/dev/full', "infer", "--config", self.yaml, "--print-config"), 2)
 
+    def test_no_room_for_libraries(self):
+        """OpenBLAS asks for its buffers before main, and again without end where there is no room for them."""
+        refusals = []
+        for megabytes in range(100, 4000, 50):
+            line = f'ulimit -v {megabytes}000; "$@"'
+            run = subprocess.run(["sh", "-c", line, "sh", EXECUTABLE, "--version"], capture_output=True, text=True,
+                                 timeout=20)
+            if run.returncode == 0:
+                break
+            self.assertIn(run.returncode, (2, 127), run.stderr)  # 127: not even the libraries themselves
+            if run.returncode == 2:
+                refusals.append(run.stderr)
+        self.assertEqual(run.returncode, 0, "it starts where there is room")
+        self.assertGreater(len(refusals), 1, "a buffer is larger than a step of this test")
+        for words in refusals:
+            self.assertIn("no room for the buffers of OpenBLAS", words)
+            self.assertIn("remedy: raise the limit of a process's memory (ulimit -v)", words)
+
     def test_print_config(self):
         config = self.config(attention={"window": 56})
         auto = {"LONGHALO_RUN__DEVICE": "auto"}  # the default, in place of what these tests run with
