@@ -3,9 +3,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <iostream>
+#include <sstream>
 
 #include "bench/bench.hpp"
 #include "core/error.hpp"
+#include "core/log.hpp"
 #include "core/text.hpp"
 
 namespace longhalo {
@@ -63,7 +65,9 @@ class Parser {
   int explain(const CLI::ParseError& error) {
     const bool help = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
     if (is_first_process()) {
-      app_.exit(error, std::cout, std::cerr);
+      std::ostringstream out;
+      app_.exit(error, out, std::cerr);
+      print_text(out.str());
       if (!help)
         std::cerr
             << "  remedy: longhalo --help lists the subcommands, longhalo SUBCOMMAND --help its options\n";

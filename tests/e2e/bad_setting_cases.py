@@ -144,6 +144,8 @@ class CommandLine(Case):
     def test_full_standard_output(self):
         self.infer(self.config(), "--print-config", ranks=0)
         self.assertEqual(self.shell('"$@" >/dev/full', "infer", "--config", self.yaml, "--print-config"), 2)
+        for word in ("--version", "--help"):
+            self.assertEqual(self.shell('"$@" >/dev/full', word), 2, word)
 
     def test_no_room_for_libraries(self):
         """OpenBLAS asks for its buffers before main, and again without end where there is no room for them."""
