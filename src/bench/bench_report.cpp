@@ -6,7 +6,6 @@
 
 #include "bench/bench.hpp"
 #include "core/error.hpp"
-#include "core/log.hpp"
 #include "core/text.hpp"
 #include "storage/report_file.hpp"
 
@@ -87,8 +86,7 @@ void BenchReport::publish(const MpiSession& session, const std::string& json_pat
             << std::left << std::setw(10) << row.unit << row.meaning << '\n'
             << row.table;
     }
-    print_text(table.str());
-    if (!json_path.empty()) write_report(json_path, json.dump(2) + "\n");
+    publish_report(json_path, json.dump(2) + "\n", table.str());
   });
 }
 

@@ -10,7 +10,6 @@
 #include "app/model_setup.hpp"
 #include "app/training_setup.hpp"
 #include "bench/bench.hpp"
-#include "core/log.hpp"
 #include "core/text.hpp"
 #include "core/waiting.hpp"
 #include "doctor/doctor_cores.hpp"
@@ -188,8 +187,6 @@ class Doctor {
     out << "\ndoctor: " << (worst == Verdict::kFail ? "fail" : "pass") << " (" << count(Verdict::kFail)
         << " failed, " << count(Verdict::kWarn) << (count(Verdict::kWarn) == 1 ? " warning, " : " warnings, ")
         << count(Verdict::kPass) << " passed, " << count(Verdict::kSkipped) << " skipped)\n";
-    print_text(out.str());
-    if (options_.json.empty()) return;
     nlohmann::json json = {{"doctor", worst == Verdict::kFail ? "fail" : "pass"},
                            {"worst", name_of(worst)},
                            {"time", local_time_text()},
@@ -197,7 +194,8 @@ class Doctor {
                            {"hosts", hosts_},
                            {"checks", json_of(rows)}};
     if (!pairs_.empty()) json["halo"] = json_of(pairs_, session_.ranks(), transport_, options_.halo_bytes);
-    write_report(options_.json, json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    publish_report(options_.json, json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n",
+                   out.str());
   }
 
   std::filesystem::path link_folder() const {

@@ -1,10 +1,12 @@
 #include "storage/report_file.hpp"
 
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "core/error.hpp"
 #include "core/file_access.hpp"
+#include "core/log.hpp"
 #include "storage/atomic_file.hpp"
 
 namespace longhalo {
@@ -29,8 +31,15 @@ void require_report_place(const std::filesystem::path& file) {
                   "name another file for the report (--json), or remove this one");
 }
 
-void write_report(const std::filesystem::path& file, std::string_view report) {
-  write_file_atomically(end_of_trusted_links(file), report);
+void publish_report(const std::filesystem::path& file, std::string_view report, std::string_view table) {
+  std::exception_ptr fault;
+  try {
+    if (!file.empty()) write_file_atomically(end_of_trusted_links(file), report);
+  } catch (const UserError&) {
+    fault = std::current_exception();
+  }
+  print_text(table);
+  if (fault) std::rethrow_exception(fault);
 }
 
 }  // namespace longhalo

@@ -12,7 +12,9 @@ namespace longhalo {
 /// said before the work that is reported. An empty path is no file, and no fault.
 void require_report_place(const std::filesystem::path& file);
 
-/// Puts a report at such a place; where that is a link, at the end of it. Throws UserError.
-void write_report(const std::filesystem::path& file, std::string_view report);
+/// Puts `report` at such a place (where that is a link, at the end of it; an empty path is no file) and
+/// prints `table`, which people read. One that cannot be written does not take the other along. Throws
+/// UserError.
+void publish_report(const std::filesystem::path& file, std::string_view report, std::string_view table);
 
 }  // namespace longhalo

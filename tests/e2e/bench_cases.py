@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from harness import SOURCE, Case, Run
+from harness import EXECUTABLE, SOURCE, Case, Run
 
 
 class BenchCase(Case):
@@ -170,6 +170,15 @@ class BenchRefusals(Case):
         path = self.dir / "no_folder" / "bench.json"
         self.refused("attention", "--tokens", 64, "--window", 32, "--stride", 8, "--repeats", 1, "--json", path,
                      words=(path,))
+
+    def test_full_standard_output(self):
+        """What was measured is in the report, although nobody can see the table."""
+        path = self.dir / "bench.json"
+        words = ["sh", "-c", '"$@" >/dev/full', "sh", EXECUTABLE, "bench", "copy", "--bytes", "100", "--json", path]
+        run = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        self.assertEqual(run.returncode, 2, run.stderr)
+        self.assertIn("standard output cannot be written", run.stderr)
+        self.assertEqual(len(json.loads(path.read_text())["copies"][0]), 6)
 
     def test_json_in_place_of_another_file(self):
         """A config named by mistake stays as it is, and nothing is measured."""

@@ -50,6 +50,15 @@ class Doctor(Case):
         (row,) = self.rows(report, check)
         return row
 
+    def test_full_standard_output(self):
+        path = self.dir / "report.json"
+        words = ["sh", "-c", '"$@" >/dev/full', "sh", EXECUTABLE, "doctor", "--set", f"activations.directory={self.dir}",
+                 "--set", f"doctor.disk_bytes={2 << 20}", "--json", path]
+        run = subprocess.run(words, capture_output=True, text=True, timeout=90)
+        self.assertEqual(run.returncode, 2, run.stderr)
+        self.assertIn("standard output cannot be written", run.stderr)
+        self.assertIn("launch", [row["check"] for row in json.loads(path.read_text())["checks"]])
+
     def test_a_machine_that_is_well(self):
         report, run = self.doctor(ranks=3, output={"directory": str(self.dir / "results")})
         verdicts = {row["check"]: row["verdict"] for row in report["checks"]}

@@ -228,7 +228,7 @@ TEST(ReportFile, GoesThroughLinksIntoTheFile) {
   fs::create_symlink("far/new.json", folder / "to be made");
   for (const char* name : {"first", "to be made"}) {
     require_report_place(folder / name);
-    write_report(folder / name, R"({"doctor": "fail"})");
+    publish_report(folder / name, R"({"doctor": "fail"})", "");
     EXPECT_TRUE(fs::is_symlink(folder / name)) << name;
   }
   EXPECT_TRUE(fs::is_symlink(folder / "far" / "second"));
@@ -247,7 +247,8 @@ TEST(ReportFile, ALinkThatLeadsToNoPlaceForItIsSaidBefore) {
   fs::create_directory(folder / "shared");
   fs::permissions(folder / "shared", fs::perms::all);
   fs::create_symlink(folder / "x.json", folder / "shared" / "link");
-  for (const auto& action : {require_report_place, +[](const fs::path& file) { write_report(file, "{}"); }})
+  for (const auto& action :
+       {require_report_place, +[](const fs::path& file) { publish_report(file, "{}", ""); }})
     expect_user_error([&] { action(folder / "shared" / "link"); },
                       {"a folder that everybody may write to", "shared/link"});
   EXPECT_FALSE(fs::exists(folder / "x.json"));
