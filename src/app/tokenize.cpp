@@ -39,9 +39,9 @@ fs::path read_there(const fs::path& place, const TokenizeOptions& options) {
   for (const std::string& input : options.inputs)
     if (is_same(input, place)) return input;
   if (!options.decode.empty() && is_same(options.decode, place)) return options.decode;
-  const fs::path model = options.model, own = model / place.filename();
+  const fs::path model = options.model;
   if (is_of_model(place.filename()) && is_same(model, place.has_parent_path() ? place.parent_path() : "."))
-    return own;
+    return model / place.filename();
   // Its files may be links to where they are stored.
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(model, ignored))
@@ -52,7 +52,7 @@ fs::path read_there(const fs::path& place, const TokenizeOptions& options) {
 // Where a file that is named `output` comes to lie: links stay, and lead to it. Throws UserError where it may
 // not be put there.
 fs::path place_of(const fs::path& output, const TokenizeOptions& options) {
-  const fs::path place = end_of_trusted_links(output);
+  fs::path place = end_of_trusted_links(output);
   const std::string where =
       place == output ? output.string() : text(output.string(), ", a link to ", place.string());
   if (const fs::path taken = read_there(place, options); !taken.empty())
