@@ -9,6 +9,8 @@
 #include "bench/bench_report.hpp"
 #include "bench/timed_runs.hpp"
 #include "core/error.hpp"
+#include "core/text.hpp"
+#include "device/available_memory.hpp"
 #include "device/host_buffer.hpp"
 
 namespace longhalo {
@@ -33,6 +35,7 @@ void run_bench_copy_cpu(const MpiSession& session, const Config& config) {
   const int64_t bytes = config.bench.bytes > 0 ? config.bench.bytes : kDefaultBytes;
   HostBuffer<uint8_t> from, to;
   session.together([&] {
+    require_host_memory(2 * bytes, session.local_ranks(), text("bench.bytes ", bytes, " (--bytes)"));
     from = HostBuffer<uint8_t>(bytes, "the source of the copy");
     to = HostBuffer<uint8_t>(bytes, "the target of the copy");
   });

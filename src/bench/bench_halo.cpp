@@ -9,7 +9,9 @@
 #include "bench/timed_runs.hpp"
 #include "comm/message_parts.hpp"
 #include "core/error.hpp"
+#include "core/text.hpp"
 #include "core/waiting.hpp"
+#include "device/available_memory.hpp"
 #include "device/host_buffer.hpp"
 
 namespace longhalo {
@@ -76,6 +78,15 @@ void require_neighbours(const MpiSession& session) {
   });
 }
 
+void require_halo_memory(const MpiSession& session, const Config::Bench& bench) {
+  // A rank's own message; of each neighbour, of whom those at the ends have one, what comes and what should.
+  const int64_t messages = 5 * session.ranks() - 4;
+  session.together([&] {
+    require_host_memory(halo_bytes(bench) / session.ranks() * messages, session.local_ranks(),
+                        text("bench.bytes ", halo_bytes(bench), " (--bytes)"));
+  });
+}
+
 bool measure_halo(const MpiSession& session, const Config::Bench& bench, const HaloWay& way,
                   BenchTable& table) {
   bool right = true;
@@ -99,6 +110,7 @@ bool measure_halo(const MpiSession& session, const Config::Bench& bench, const H
 
 void run_bench_halo_cpu(const MpiSession& session, const Config& config) {
   require_neighbours(session);
+  require_halo_memory(session, config.bench);
   const int64_t most = halo_bytes(config.bench);
   std::vector<uint8_t> sent;
   struct Side {

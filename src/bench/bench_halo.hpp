@@ -41,6 +41,10 @@ BenchTable halo_table();
 /// Throws UserError (on all ranks) when there is one rank alone. Collective.
 void require_neighbours(const MpiSession& session);
 
+/// Throws UserError (on all ranks) where a host has no memory for what its ranks send, receive and compare
+/// with. Collective.
+void require_halo_memory(const MpiSession& session, const Config::Bench& bench);
+
 /// A row a message size from 8 bytes on. Returns whether everything arrived on every rank. Collective.
 bool measure_halo(const MpiSession& session, const Config::Bench& bench, const HaloWay& way,
                   BenchTable& table);

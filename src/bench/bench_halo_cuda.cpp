@@ -81,6 +81,7 @@ std::string reason_of(const std::exception& error) {
 
 void run_bench_halo_cuda(const MpiSession& session, const Config& config) {
   require_neighbours(session);
+  require_halo_memory(session, config.bench);
   const std::unique_ptr<Device> device = open_gpu(session, config);
   std::unique_ptr<Neighbours> neighbours;
   session.together(

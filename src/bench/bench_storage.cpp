@@ -18,6 +18,7 @@
 #include "core/clock.hpp"
 #include "core/error.hpp"
 #include "core/text.hpp"
+#include "device/available_memory.hpp"
 #include "storage/checksum.hpp"
 #include "storage/disk_activation_store.hpp"
 #include "storage/job_scratch.hpp"
@@ -33,6 +34,7 @@ constexpr int kLayers = 8;
 // What is stored: random bytes, other ones in each layer.
 class Contents {
  public:
+  static constexpr int64_t kShift = 4096;  // as direct I/O wants addresses
   explicit Contents(int64_t layer_bytes, uint64_t seed) : bytes_(layer_bytes + kLayers * kShift) {
     std::mt19937_64 generator(seed);
     const std::span<std::byte> all = bytes_.span();
@@ -46,7 +48,6 @@ class Contents {
   }
 
  private:
-  static constexpr int64_t kShift = 4096;  // as direct I/O wants addresses
   AlignedMemory bytes_;
 };
 
@@ -204,9 +205,12 @@ double share(const Measured& measured, Kind raw, Kind store) {
   return ratios[ratios.size() / 2];
 }
 
+int64_t bench_bytes(const Config& config) {
+  return config.bench.bytes > 0 ? config.bench.bytes : kDefaultBytes;
+}
+
 DiskStoreOptions options_of(const MpiSession& session, const Config& config) {
-  const int64_t wanted = config.bench.bytes > 0 ? config.bench.bytes : kDefaultBytes;
-  const int64_t rows = std::max<int64_t>(1, wanted / kLayers / (2 * kHidden));
+  const int64_t rows = std::max<int64_t>(1, bench_bytes(config) / kLayers / (2 * kHidden));
   DiskStoreOptions options;
   options.directory = activations_directory(config);
   options.job = job_name();
@@ -221,11 +225,21 @@ DiskStoreOptions options_of(const MpiSession& session, const Config& config) {
   return options;
 }
 
+// A layer's contents and the memory that it is read back to; buffers of the store and of the plain file.
+int64_t memory_of(const DiskStoreOptions& options) {
+  return 2 * options.shape.layer_bytes() + kLayers * Contents::kShift +
+         options.chunk_bytes * (options.buffers + options.threads);
+}
+
 }  // namespace
 
 void run_bench_storage(const MpiSession& session, const Config& config) {
   const DiskStoreOptions options = options_of(session, config);
   const int64_t bytes = options.shape.total_bytes();
+  session.together([&] {
+    require_host_memory(memory_of(options), session.local_ranks(),
+                        text("bench.bytes ", bench_bytes(config), " (--bytes)"));
+  });
   const Contents contents(options.shape.layer_bytes(), static_cast<uint64_t>(session.rank()) + 1);
   const AlignedMemory into(options.shape.layer_bytes());
   Measured measured;

@@ -6,6 +6,9 @@
 #include <limits>
 #include <string>
 
+#include "core/error.hpp"
+#include "core/text.hpp"
+
 namespace longhalo {
 namespace {
 
@@ -74,6 +77,18 @@ int64_t available_host_bytes() {
     if (key == "MemAvailable:" && in >> kibibytes) return std::min(group, kibibytes * 1024);
   }
   return group;
+}
+
+void require_host_memory(int64_t bytes_of_rank, int ranks, std::string_view setting) {
+  constexpr int64_t kMega = 1'000'000;
+  const int64_t available = available_host_bytes();
+  if (bytes_of_rank <= available / ranks) return;
+  throw UserError(text(setting, " asks for ", (bytes_of_rank + kMega - 1) / kMega, " MB of host memory",
+                       ranks > 1 ? text(" for each of the ", ranks, " ranks of this host") : "",
+                       ", and there are ", available / kMega, " MB"),
+                  "this host",
+                  text("make ", setting.substr(0, setting.find(' ')), " smaller",
+                       ranks > 1 ? ", or start fewer ranks on a host" : ""));
 }
 
 }  // namespace longhalo

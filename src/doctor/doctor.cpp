@@ -123,9 +123,7 @@ class Doctor {
     if (session_.is_root()) append(findings_, rate_findings(all, hosts_));
   }
 
-  void check_links(const DoctorDevice& device) {
-    patience_.begin("transport");
-    const std::vector<LinkPort> before = read_link_ports(link_folder());
+  void measure_halos(const DoctorDevice& device) {
     const std::optional<PairWay> way = device.connect(findings_);
     patience_.begin("halo bandwidth");
     if (way) {
@@ -136,6 +134,16 @@ class Doctor {
     if (session_.is_root() && (way || session_.ranks() == 1))
       append(findings_, pair_findings(pairs_, hosts_, transport_, options_.halo_bytes,
                                       options_.least_halo_gb_per_second));
+  }
+
+  void check_links(const DoctorDevice& device) {
+    patience_.begin("transport");
+    const std::vector<LinkPort> before = read_link_ports(link_folder());
+    try {
+      measure_halos(device);
+    } catch (const JointError& error) {  // known on every rank: no memory for messages
+      if (session_.is_root()) add(failed_check("halo bandwidth", Scope::kJob, error));
+    }
     if (!first_on_host_) return;
     std::error_code ignored;
     if (std::filesystem::is_directory(options_.sysfs, ignored))

@@ -12,6 +12,7 @@
 #include "comm/transport.hpp"
 #include "core/text.hpp"
 #include "core/waiting.hpp"
+#include "device/available_memory.hpp"
 #include "device/cuda_check.hpp"
 #include "device/device_buffer.hpp"
 #include "doctor/doctor_device.hpp"
@@ -157,7 +158,9 @@ std::optional<PairWay> connect_gpus(const MpiSession& session, const Config& con
   if (session.is_root()) findings.insert(findings.end(), found.begin(), found.end());
   if (link->transport == nullptr) return std::nullopt;
   const int64_t bytes = config.doctor.halo_bytes;
-  session.together([&] {
+  session.together(
+      [&] { require_host_memory(2 * bytes, session.local_ranks(), text("doctor.halo_bytes ", bytes)); });
+  session.together([&] {  // once all have asked what there is
     link->sent = to_device<uint8_t>(halo_pattern(session.rank(), bytes), "the sent message", link->stream);
     link->received = DeviceBuffer<uint8_t>(bytes, "the received message", link->stream);
   });

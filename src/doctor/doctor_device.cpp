@@ -6,6 +6,7 @@
 
 #include "app/device_setup.hpp"
 #include "core/text.hpp"
+#include "device/available_memory.hpp"
 
 namespace longhalo {
 namespace {
@@ -21,7 +22,15 @@ std::string tflops(double flops) {
 std::optional<PairWay> connect_hosts(const MpiSession& session, const Config& config,
                                      std::vector<Finding>& findings) {
   std::optional<PairWay> way;
-  session.together([&] { way = host_pair_way(session, config.doctor.halo_bytes); });
+  // One rank has nobody to send to.
+  const int64_t bytes = session.ranks() > 1 ? config.doctor.halo_bytes : 0;
+  session.together([&] {
+    // What is sent, what comes, and what should come.
+    require_host_memory(3 * bytes, session.local_ranks(), text("doctor.halo_bytes ", bytes));
+  });
+  session.together([&] {  // once all have asked what there is
+    way = host_pair_way(session, bytes);
+  });
   if (session.is_root())
     findings.push_back({"transport",
                         Scope::kJob,

@@ -163,6 +163,17 @@ class BenchRefusals(Case):
         self.assertIn("out of host memory", run.err)
         self.assertEqual(run.alive(), [])
 
+    def test_messages_or_a_store_larger_than_memory(self):
+        """Said before anything is taken, by the option, with what there is."""
+        # 1 TiB: two of eight layers and buffers of the store; what two ranks send, receive and compare; from and to.
+        for name, ranks, gigabytes in (("storage", 1, 275), ("halo", 2, 3298), ("copy", 1, 2199)):
+            run = Run(["bench", name, "--bytes", 1 << 40], ranks=ranks).wait()
+            self.assert_refused(run, "bench.bytes 1099511627776 (--bytes) asks for ", "MB of host memory", "there are ",
+                                "make bench.bytes smaller")
+            asked, there = map(int, re.search(r"asks for (\d+) MB .* there are (\d+) MB", run.err).groups())
+            self.assertEqual(asked // 1000, gigabytes, run.err)
+            self.assertLess(there, asked)
+
     def test_head_dimension(self):
         self.refused("attention", "--tokens", 64, "--head-dim", 20, words=("bench.head_dim 20", "multiple of 8"))
 

@@ -59,6 +59,17 @@ class Doctor(Case):
         self.assertIn("standard output cannot be written", run.stderr)
         self.assertIn("launch", [row["check"] for row in json.loads(path.read_text())["checks"]])
 
+    def test_halos_larger_than_memory(self):
+        report, _ = self.doctor(code=2, doctor={"halo_bytes": 1 << 36})
+        row = self.row(report, "halo bandwidth")
+        self.assertEqual(row["verdict"], "fail")
+        self.assertIn("doctor.halo_bytes 68719476736 asks for 206159 MB of host memory for each of the 2 ranks",
+                      row["found"])
+        self.assertIn("make doctor.halo_bytes smaller", row["remedy"])
+        self.assertEqual(self.row(report, "scratch")["verdict"], "pass")
+        alone, _ = self.doctor(ranks=1, doctor={"halo_bytes": 1 << 36})
+        self.assertEqual(self.row(alone, "halo bandwidth")["verdict"], "skipped")
+
     def test_a_machine_that_is_well(self):
         report, run = self.doctor(ranks=3, output={"directory": str(self.dir / "results")})
         verdicts = {row["check"]: row["verdict"] for row in report["checks"]}
