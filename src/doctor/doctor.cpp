@@ -93,7 +93,9 @@ class Doctor {
 
   void check_host(const DoctorDevice& device) {
     patience_.begin("host");
-    if (Finding cores = cores_of_host(session_, hosts_, wanted_threads(session_, config_)); first_on_host_)
+    if (Finding cores =
+            cores_of_host(session_, hosts_, wanted_threads(session_, config_), unusable_omp_threads(config_));
+        first_on_host_)
       add(std::move(cores));
     if (first_on_host_) {
       append(findings_, examine_gpus(options_.nvml, device.host_gpus, device.is_gpu));

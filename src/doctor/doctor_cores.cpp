@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <bit>
 #include <type_traits>
 
@@ -32,6 +33,15 @@ Finding cores_finding(const std::vector<RankCores>& ranks) {
   row.found =
       text(count, count == 1 ? " rank with " : " ranks with ", threads,
            threads == 1 ? " thread on " : " threads in all on ", cores, cores == 1 ? " core" : " cores");
+  const auto unusable = std::find_if(ranks.begin(), ranks.end(),
+                                     [](const RankCores& rank) { return rank.unusable[0] != '\0'; });
+  if (unusable != ranks.end()) {
+    row.verdict = Verdict::kWarn;
+    row.found += text("; ", unusable->unusable.data(),
+                      " is no number of threads and is passed by: ranks take their share of the cores");
+    row.remedy = "set OMP_NUM_THREADS to the cores of a rank, a whole number from 1 on, or leave it out";
+    return row;
+  }
   if (threads <= cores) return row;
   row.verdict = Verdict::kWarn;
   row.remedy = text(count > cores ? "start fewer ranks on this host"
@@ -40,10 +50,12 @@ Finding cores_finding(const std::vector<RankCores>& ranks) {
   return row;
 }
 
-Finding cores_of_host(const MpiSession& session, const std::vector<std::string>& hosts, int threads) {
+Finding cores_of_host(const MpiSession& session, const std::vector<std::string>& hosts, int threads,
+                      const std::string& unusable) {
   static_assert(std::is_trivially_copyable_v<RankCores>, "ranks send it as bytes");
   RankCores own;
   own.threads = threads;
+  unusable.copy(own.unusable.data(), own.unusable.size() - 1);
   cpu_set_t* set = reinterpret_cast<cpu_set_t*>(own.allowed.data());
   if (::sched_getaffinity(0, sizeof own.allowed, set) != 0) own.allowed = {};
   std::vector<RankCores> all(hosts.size());

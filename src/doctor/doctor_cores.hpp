@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "comm/mpi_session.hpp"
@@ -18,12 +19,16 @@ struct RankCores {
   /// A bit for each core that the rank may run on; none: the system does not say.
   std::array<uint64_t, kMostCores / 64> allowed{};
   int64_t threads = 1;
+  /// The beginning of a setting that should say how many, and is no number; or empty.
+  std::array<char, 40> unusable{};
 };
 
 /// Of the ranks of one host, one or more. Pure.
 Finding cores_finding(const std::vector<RankCores>& ranks);
 
-/// cores_finding() of the ranks of this one's host, each of which has `threads`; `hosts` by rank. Collective.
-Finding cores_of_host(const MpiSession& session, const std::vector<std::string>& hosts, int threads);
+/// cores_finding() of the ranks of this one's host; this one has `threads`, perhaps because of a setting that
+/// is `unusable`; `hosts` by rank. Collective.
+Finding cores_of_host(const MpiSession& session, const std::vector<std::string>& hosts, int threads,
+                      const std::string& unusable);
 
 }  // namespace longhalo

@@ -174,6 +174,19 @@ class BenchRefusals(Case):
             self.assertEqual(asked // 1000, gigabytes, run.err)
             self.assertLess(there, asked)
 
+    def test_threads_in_doubt(self):
+        """One warning for all ranks, with what OMP_NUM_THREADS says and what there is."""
+        cores = len(os.sched_getaffinity(0))
+        for value, words in (("0", "OMP_NUM_THREADS='0' is no number of threads"), ("few", "OMP_NUM_THREADS='few' is no"),
+                             (str(cores + 3), f"the {cores + 3} threads of a rank take turns on {cores} core"), ("1", None)):
+            run = Run(["bench", "copy", "--bytes", 100, "--repeats", 1], environment={"OMP_NUM_THREADS": value}).wait()
+            self.assertEqual(run.code, 0, run.err)
+            self.assertEqual(run.err.count("warning: "), 0 if words is None else 1, run.err)
+            if words is not None:
+                self.assertIn(words, run.err)
+                self.assertIn("(2 of 2 ranks)", run.err)
+                self.assertIn("run.threads", run.err)
+
     def test_head_dimension(self):
         self.refused("attention", "--tokens", 64, "--head-dim", 20, words=("bench.head_dim 20", "multiple of 8"))
 

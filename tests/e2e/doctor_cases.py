@@ -153,6 +153,16 @@ class Doctor(Case):
         self.assertIn(f"2 ranks with {2 * cores} threads in all on {cores} core", row["found"])
         self.assertIn("run.threads", row["remedy"])
 
+    def test_threads_that_are_no_number(self):
+        for value in ("0", "many"):
+            report, run = self.doctor(ranks=2, environment={"OMP_NUM_THREADS": value})
+            row = self.row(report, "cores")
+            self.assertEqual(row["verdict"], "warn")
+            self.assertIn(f"OMP_NUM_THREADS='{value}' is no number of threads", row["found"])
+            self.assertIn("from 1 on", row["remedy"])
+        report, _ = self.doctor("--set", "run.threads=1", ranks=1, environment={"OMP_NUM_THREADS": "0"})
+        self.assertEqual(self.row(report, "cores")["verdict"], "pass", "run.threads says how many")
+
     def test_no_sysfs(self):
         """As in some containers: no adapter to be seen is not the same as none."""
         report, _ = self.doctor(ranks=1, doctor={"sysfs": str(self.dir / "none")})

@@ -17,6 +17,7 @@
 #include <fstream>
 #include <set>
 
+#include "app/model_setup.hpp"
 #include "doctor/doctor_device.hpp"
 
 namespace longhalo {
@@ -105,6 +106,32 @@ TEST(DoctorCores, EachThreadHasACore) {
   EXPECT_EQ(threads.verdict, Verdict::kWarn);
   EXPECT_NE(threads.remedy.find("OMP_NUM_THREADS"), std::string::npos) << threads.remedy;
   EXPECT_EQ(threads.values["cores"], 2);
+
+  RankCores unusable = rank_on({0, 1}, 2);
+  std::string_view("OMP_NUM_THREADS='0'").copy(unusable.unusable.data(), unusable.unusable.size() - 1);
+  const Finding ignored = cores_finding({rank_on({2, 3}, 2), unusable});
+  EXPECT_EQ(ignored.verdict, Verdict::kWarn);
+  EXPECT_NE(ignored.found.find("OMP_NUM_THREADS='0' is no number of threads"), std::string::npos)
+      << ignored.found;
+  EXPECT_NE(ignored.remedy.find("from 1 on"), std::string::npos) << ignored.remedy;
+}
+
+TEST(DoctorCores, OmpNumThreadsIsReadAsOpenMpReadsIt) {
+  for (const auto& [value, threads] : {std::pair{"4", 4},
+                                       {" 8 ", 8},
+                                       {"3,2", 3},
+                                       {"3, 2 ,1", 3},
+                                       {"0", 0},
+                                       {"-1", 0},
+                                       {"", 0},
+                                       {"many", 0},
+                                       {"4x", 0},
+                                       {"4,", 0},
+                                       {",4", 0},
+                                       {"4,0", 0},
+                                       {"4.5", 0},
+                                       {"99999999999", 0}})
+    EXPECT_EQ(omp_threads(value), threads) << "'" << value << "'";
 }
 
 TEST(DoctorAlike, WhatDiffersIsNamedWithBothValues) {
