@@ -36,6 +36,8 @@ void run_bench_copy_cpu(const MpiSession& session, const Config& config) {
   HostBuffer<uint8_t> from, to;
   session.together([&] {
     require_host_memory(2 * bytes, session.local_ranks(), text("bench.bytes ", bytes, " (--bytes)"));
+  });
+  session.together([&] {  // once all have asked what there is
     from = HostBuffer<uint8_t>(bytes, "the source of the copy");
     to = HostBuffer<uint8_t>(bytes, "the target of the copy");
   });
