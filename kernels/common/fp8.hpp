@@ -1,4 +1,7 @@
-// Rows in the fp8 format e4m3, each with its own scale: x[i, c] is about values[i, c] * scales[i].
+// Rows in the fp8 format e4m3, each with its own scale: x[i, c] is about values[i, c] * scales[i], or, where
+// what the rows have in common is taken off before they are rounded, values[i, c] * scales[i] + mean[c]. A
+// product then gets the mean's part as a bias, x W^T = (x - mean) W^T + mean W^T, and e4m3's error, which is
+// a share of each number, is one of what is left. Any mean is right; a good one makes the numbers small.
 #pragma once
 
 #include "core/bfloat16.hpp"
@@ -6,8 +9,10 @@
 namespace longhalo {
 
 struct Fp8Rows {
-  Fp8E4M3* values = nullptr;  // [n, width]
-  float* scales = nullptr;    // [n]; largest |x| of the row / 448, or up to twice that
+  Fp8E4M3* values = nullptr;       // [n, width]
+  float* scales = nullptr;         // [n]; largest |x - mean| of the row / 448, or somewhat more
+  const BFloat16* mean = nullptr;  // [width], 16-byte aligned; nullptr: 0
+  float largest_mean = 0;          // its largest magnitude
 };
 
 struct ConstFp8Rows {

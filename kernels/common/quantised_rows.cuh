@@ -1,7 +1,9 @@
 // What a row kernel does to write its result in eight bits: the same names for e4m3 (fp8.hpp) and for int8 in
 // rotated coordinates (int8.hpp), so that each kernel is written once. Device code only.
 //
-//     rotate(out, v)               eight neighbours of a row into the coordinates of the format
+//     centre(out, column, v)       takes the mean off eight neighbours of a row, from `column` on
+//     largest_centred(out, x)      what no magnitude exceeds once the mean is off, if x was the largest
+//     rotate(out, v)               eight neighbours into the coordinates of the format
 //     larger(out, largest, x)      the larger magnitude
 //     row_scale(out, largest)      the scale of a row
 //     store(out, at, v, inverse)   rounds v times the scale's inverse, at element `at`
@@ -29,6 +31,20 @@ inline constexpr float kLeastMagnitude = 0x1p-110F;  // below, the inverse of a 
 
 // ---- e4m3
 
+/// `unit`: the mean is in units of v times that.
+__device__ inline void centre(const Fp8Rows& out, int64_t column, float (&v)[8], float unit = 1) {
+  if (out.mean == nullptr) return;
+  float mean[8];
+  unpack(load_vector(out.mean + column), mean);
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    v[i] = fmaf(-unit, mean[i], v[i]);
+}
+
+__device__ inline float largest_centred(const Fp8Rows& out, float largest, float unit) {
+  return out.mean == nullptr ? largest : fmaf(unit, out.largest_mean, largest);
+}
+
 __device__ inline void rotate(const Fp8Rows&, float (&)[8]) {}
 
 __device__ inline float larger(const Fp8Rows&, float largest, float x) {
@@ -53,6 +69,12 @@ __device__ inline void store(const Fp8Rows& out, int64_t at, const float (&v)[8]
 // out. The former is a product with a matrix of 1 and -1 on the tensor cores, which add exactly what is
 // rounded to bf16; the latter two butterflies, one within a thread and one between threads. Their common
 // factor of 1/8 goes into the scale.
+
+__device__ inline void centre(const Int8Rows&, int64_t, float (&)[8], float = 1) {}
+
+__device__ inline float largest_centred(const Int8Rows&, float largest, float) {
+  return largest;
+}
 
 /// NOTE: by whole warps; threads 8 t to 8 t + 7 hold the 64 neighbours of a block, eight each, in order.
 __device__ inline void rotate(const Int8Rows&, float (&v)[8]) {
@@ -108,6 +130,7 @@ __device__ inline void store(const Int8Rows& out, int64_t at, const float (&v)[8
 /// Of the format's rows: that width and addresses are what the functions above take.
 inline void check_rows(int64_t, const Fp8Rows& out) {
   check_aligned(out.values, 8);
+  check_aligned(out.mean);
 }
 inline void check_rows(int64_t width, const Int8Rows& out) {
   check(width % kHadamardBlock == 0, "rows in int8 are blocks of 64");

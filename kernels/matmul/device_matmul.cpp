@@ -85,6 +85,7 @@ struct Shape {
   int64_t m, out, in;
   int64_t stride;      // from one row of m to the next of the gradients of c
   uint32_t alignment;  // of all operands, in bytes
+  bool biased;
   auto operator<=>(const Shape&) const = default;
 
   // Of what the product writes.
@@ -96,7 +97,7 @@ struct Shape {
   }
   std::string describe() const {
     return text("c [", m, ", ", out, "] ", accumulate == Accumulate::kAdd ? "+=" : "=", " a [", m, ", ", in,
-                "] W [", out, ", ", in, "]^T, ", kind_name(kind));
+                "] W [", out, ", ", in, "]^T, ", biased ? "and a bias, " : "", kind_name(kind));
   }
 };
 
@@ -111,6 +112,7 @@ struct Operands {
   void* result;
   const float* left_scales = nullptr;
   const float* right_scales = nullptr;
+  const BFloat16* bias = nullptr;
 };
 
 struct Plan {
@@ -169,7 +171,8 @@ struct DeviceMatmul::Plans {
            int64_t stride = 0) {
     check(m >= 0 && out > 0 && in > 0, "a matrix product has positive dimensions");
     if (m == 0) return;
-    const Shape shape{kind, accumulate, m, out, in, stride, common_alignment(operands)};
+    const Shape shape{
+        kind, accumulate, m, out, in, stride, common_alignment(operands), operands.bias != nullptr};
     auto known = cache.find(shape);
     const bool measure = (known == cache.end() || !known->second.settled) && can_measure();
     if (known == cache.end() || measure)
@@ -186,6 +189,7 @@ struct DeviceMatmul::Plans {
       set(plan.description.get(), CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.left_scales);
       set(plan.description.get(), CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.right_scales);
     }
+    if (shape.biased) set(plan.description.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
     const float one = 1, beta = shape.accumulate == Accumulate::kAdd ? 1 : 0;
     return cublasLtMatmul(handle.get(), plan.description.get(), &one, operands.left, plan.left.get(),
                           operands.right, plan.right.get(), &beta, operands.result, plan.result.get(), to,
@@ -209,6 +213,11 @@ struct DeviceMatmul::Plans {
       set(made, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.left_scales);
       set(made, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.right_scales);
       set(made, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+    }
+    if (shape.biased) {
+      set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(made, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
+      set(made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
     }
     switch (shape.kind) {
       case Kind::kInputGradient:
@@ -330,7 +339,7 @@ void DeviceMatmul::run(int64_t m, int64_t out, int64_t in, const BFloat16* a, co
 }
 
 void DeviceMatmul::run(int64_t m, int64_t out, int64_t in, const ConstFp8Rows& a, const ConstFp8Rows& w,
-                       BFloat16* c, Accumulate accumulate) {
+                       BFloat16* c, Accumulate accumulate, const BFloat16* bias) {
   check(in % 16 == 0 && out % 16 == 0, "dimensions of an fp8 product are multiples of 16");
   const DeviceInfo& info = current_device_info();
   if (info.major * 10 + info.minor < 89)
@@ -338,7 +347,7 @@ void DeviceMatmul::run(int64_t m, int64_t out, int64_t in, const ConstFp8Rows& a
                     text("compute capability ", info.major, ".", info.minor, "; fp8 begins with 8.9"),
                     "use precision: bf16");
   const NvtxRange range("matmul fp8");
-  plans_->run(Kind::kFp8, accumulate, m, out, in, {w.values, a.values, c, w.scales, a.scales});
+  plans_->run(Kind::kFp8, accumulate, m, out, in, {w.values, a.values, c, w.scales, a.scales, bias});
 }
 
 void DeviceMatmul::run(int64_t m, int64_t out, int64_t in, const ConstInt8Rows& a, const ConstInt8Rows& w,

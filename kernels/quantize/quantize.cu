@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   float kept[kHeldVectors<kFit>][8];
   const auto fill = [&](int slot, int at, bool inside) {
     unpack(inside ? in.get(slot, at) : Bf16x8{}, kept[slot]);
+    if (inside) centre(out, at * kVectorWidth, kept[slot]);
     rotate(out, kept[slot]);
   };
   SumMax mine;
@@ -159,6 +160,7 @@ void quantize_rows(StreamHandle stream, int64_t n, int64_t width, const BFloat16
 
 void quantize_rows_least_error(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x,
                                const Fp8Rows& out) {
+  check(out.mean == nullptr, "weights are rounded as they are");
   launch("quantize rows with least error", stream, n, width, x, out,
          quantize_rows_least_error_kernel<RowFit::kReadAgain>,
          quantize_rows_least_error_kernel<RowFit::kKept>, quantize_rows_least_error_kernel<RowFit::kFilled>);

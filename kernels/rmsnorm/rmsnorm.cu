@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 }
 
 // The norm's factor is the same for a whole row, so it goes into the scale alone: what is quantised is x *
-// weight, and the sum of squares and the largest magnitude are found in one pass.
+// weight, and the sum of squares and the largest magnitude are found in one pass. A mean is one of normed
+// rows, so it comes off when the factor is known, and the scale allows for the largest of it.
 template <RowFit kFit, class Rows>
 __global__ void __launch_bounds__(kMaxRowThreads)
     rmsnorm_quantised_rows(int64_t n, int64_t hidden, int vectors, const BFloat16* x,
@@ -65,13 +66,15 @@ __global__ void __launch_bounds__(kMaxRowThreads)
       mine.max = larger(out, mine.max, value);
   });
   const SumMax all = reduce_row(found(mine));
-  const RowScale scale = row_scale(out, all.max);
+  const float factor = rsqrtf(all.sum / static_cast<float>(hidden) + epsilon), unit = 1 / factor;
+  const RowScale scale = row_scale(out, largest_centred(out, all.max, unit));
   for_each_vector_of_warps<kFit>(vectors, [&](int slot, int at, bool inside) {
     if constexpr (kFit == RowFit::kReadAgain) fill(slot, at, inside);
-    if (inside) store(out, row * hidden + at * kVectorWidth, kept[slot], scale.inverse);
+    if (!inside) return;
+    centre(out, at * kVectorWidth, kept[slot], unit);
+    store(out, row * hidden + at * kVectorWidth, kept[slot], scale.inverse);
   });
-  if (threadIdx.x == 0)
-    out.scales[row] = scale.scale * rsqrtf(all.sum / static_cast<float>(hidden) + epsilon);
+  if (threadIdx.x == 0) out.scales[row] = scale.scale * factor;
 }
 
 }  // namespace

@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   const auto fill = [&](int slot, int at, bool inside) {
     if (inside) {
       gate_vector(gates.get(slot, at), ups.get(slot, at), kept[slot]);
+      centre(out, at * kVectorWidth, kept[slot]);
     } else {
 #pragma unroll
       for (float& value : kept[slot])

@@ -133,10 +133,16 @@ WeightsRequest weights_request(const Config& config, const AttentionPattern& pat
   return request;
 }
 
-void load_weights(const MpiSession& session, const Config& config, Engine& engine) {
+int64_t calibration_tokens(const Engine& engine) {
+  return engine.precision() == Precision::kFp8 ? kCalibrationTokens : 0;
+}
+
+void load_weights(const MpiSession& session, const Config& config, Engine& engine,
+                  std::vector<int32_t> calibration) {
   const Stopwatch watch;
   const ModelConfig& shape = engine.config();
-  const WeightsRequest request = weights_request(config, engine.pattern());
+  WeightsRequest request = weights_request(config, engine.pattern());
+  request.calibration = std::move(calibration);
   session.together([&] {
     if (!request.checkpoint) return engine.load_weights(request);
     Progress progress("loading weights", shape.layers, ProgressUnit::kLayers,

@@ -2,7 +2,9 @@
 // precision, with which weights. Past this, nothing in the job knows.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "comm/mpi_session.hpp"
 #include "config/config.hpp"
@@ -25,7 +27,12 @@ std::unique_ptr<TrainingEngine> make_training_engine(const MpiSession& session, 
 /// Which weights the config asks for, with landmarks for `pattern`.
 WeightsRequest weights_request(const Config& config, const AttentionPattern& pattern);
 
-/// Loads or makes the weights; rank 0 shows progress. Collective: a fault of one rank is thrown on all.
-void load_weights(const MpiSession& session, const Config& config, Engine& engine);
+/// As many tokens as WeightsRequest::calibration has use for; 0: none.
+int64_t calibration_tokens(const Engine& engine);
+
+/// Loads or makes the weights; rank 0 shows progress. `calibration`: of WeightsRequest. Collective: a fault
+/// of one rank is thrown on all.
+void load_weights(const MpiSession& session, const Config& config, Engine& engine,
+                  std::vector<int32_t> calibration);
 
 }  // namespace longhalo

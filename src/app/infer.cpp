@@ -61,6 +61,7 @@ class InferJob {
   ExitCode run();
 
  private:
+  std::vector<int32_t> calibration() const;
   bool asked_to_stop() const;
   void read_document(int64_t index);
   Work remaining_work(int64_t index) const;
@@ -107,9 +108,19 @@ InferJob::InferJob(const MpiSession& session, const Config& config)
     require_places();
   });
   log_ = open_job_log(session, config, "infer", threads_, computing_of(*engine_));
-  load_weights(session, config, *engine_);
+  load_weights(session, config, *engine_, calibration());
   rates_ = measured_matmul_rates(session, *engine_);
   watch_ = std::make_unique<RunWatch>(session, config, "infer");
+}
+
+// The same whatever an earlier run of this job has done already.
+std::vector<int32_t> InferJob::calibration() const {
+  std::vector<int32_t> tokens;
+  session_.together([&] {
+    if (session_.is_root() && calibration_tokens(*engine_) > 0)
+      tokens = inputs_->beginnings(calibration_tokens(*engine_));
+  });
+  return share_tokens(session_, std::move(tokens));
 }
 
 ExitCode InferJob::run() {

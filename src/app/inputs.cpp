@@ -155,6 +155,32 @@ std::vector<int32_t> Inputs::document_tokens(int64_t index, int64_t& bytes,
                             [&](int64_t done, int64_t) { progress.set(done); });
 }
 
+std::vector<int32_t> Inputs::beginnings(int64_t tokens) const {
+  constexpr int64_t kMostDocuments = 8, kBytesAToken = 16;
+  const int64_t documents = std::min(kMostDocuments, this->documents());
+  const auto share = static_cast<size_t>(tokens / documents);
+  std::vector<int32_t> all = opening_;
+  for (int64_t i = 0; i < documents; ++i) {
+    std::vector<int32_t> document;
+    if (token_file_ != nullptr) {
+      document = token_file_->read(i);
+    } else {
+      std::string text = read_document(document_name(i)).text;
+      size_t cut = std::min(text.size(), share * kBytesAToken);
+      while (cut > 0 && cut < text.size() && (static_cast<unsigned char>(text[cut]) & 0xc0U) == 0x80)
+        --cut;  // not inside a character
+      text.resize(cut);
+      document = tokenizer_->encode(text, SpecialTokens::kAsText);
+    }
+    document.resize(std::min(document.size(), share));
+    check_ids(document, document_name(i));
+    all.insert(all.end(), document.begin(), document.end());
+  }
+  check_ids(opening_, "the chat template's opening");
+  all.resize(std::min(all.size(), static_cast<size_t>(tokens)));
+  return all;
+}
+
 // Of a text that begins with this token. SentencePiece counts a space that it puts before the text, which
 // decoding takes away; decoding has a name for a token that stands for no text.
 int64_t Inputs::first_bytes(int32_t first_token) const {

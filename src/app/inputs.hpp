@@ -46,6 +46,10 @@ class Inputs {
   /// vocabulary.
   Sequence sequence(int64_t index, const ProgressOptions& progress) const;
 
+  /// The opening and the first documents' beginnings, each as long as the others: `tokens` in all at most.
+  /// Throws UserError as sequence() does.
+  std::vector<int32_t> beginnings(int64_t tokens) const;
+
   std::string decode(std::span<const int32_t> tokens) const { return tokenizer_->decode(tokens); }
 
  private:

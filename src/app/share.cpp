@@ -23,6 +23,11 @@ Sequence share_sequence(const MpiSession& session, Sequence sequence) {
   return sequence;
 }
 
+std::vector<int32_t> share_tokens(const MpiSession& session, std::vector<int32_t> tokens) {
+  share_vector(session, tokens);
+  return tokens;
+}
+
 Work share_work(const MpiSession& session, Work work) {
   for (bool* flag : {&work.score, &work.embed, &work.score_array, &work.embed_array})
     *flag = broadcast_count(session, *flag ? 1 : 0) != 0;

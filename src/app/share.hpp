@@ -21,6 +21,7 @@ struct Work {
 
 /// The argument of rank 0 on every rank. Collective.
 Sequence share_sequence(const MpiSession& session, Sequence sequence);
+std::vector<int32_t> share_tokens(const MpiSession& session, std::vector<int32_t> tokens);
 Work share_work(const MpiSession& session, Work work);
 
 }  // namespace longhalo

@@ -249,7 +249,7 @@ void run(const MpiSession& session, const Config& config, const std::string& nam
   ModelConfig shape = agreed_model(session, config).shape;
   shape.layers = layers.value_or(shape.layers);
   const std::unique_ptr<Engine> engine = make_engine(session, config, shape, pattern);
-  load_weights(session, config, *engine);
+  load_weights(session, config, *engine, random_document(calibration_tokens(*engine), shape.vocabulary));
   const Measured measured = measure(session, config, *engine);
   const PrefillFlops flops = prefill_flops(shape, pattern, config.bench.tokens);
 

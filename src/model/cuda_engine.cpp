@@ -93,9 +93,7 @@ class CudaEngine : public Engine {
   }
   std::string memory_place() const override { return gpu_.memory_place(); }
   DeviceMemoryUse device_memory() const override { return gpu_.memory_use(); }
-  MatmulRates measure_rates(double seconds) override {
-    return measure_device_rates(gpu_.matmul(), precision_, gpu_.compute(), seconds);
-  }
+  MatmulRates measure_rates(double seconds) override;
 
   std::unique_ptr<Reading> read(const ShardPlan& shards, int64_t tile) override {
     decoder_.reset();  // its memory serves the reading
@@ -141,10 +139,19 @@ void CudaEngine::load_weights(const WeightsRequest& request, const LayerProgress
             : "use a GPU with more memory or a smaller model; see that no other program holds "
               "memory of this GPU (nvidia-smi)");
   cudaStream_t stream = gpu_.compute();
-  weights_ =
-      request.checkpoint
-          ? load_device_weights(*request.checkpoint, config_, request.landmarks, precision_, stream, progress)
-          : random_device_weights(config_, request.landmarks, request.seed, precision_, stream);
+  weights_ = request.checkpoint ? load_device_weights(*request.checkpoint, config_, request.landmarks,
+                                                      precision_, stream, request.calibration, progress)
+                                : random_device_weights(config_, request.landmarks, request.seed, precision_,
+                                                        stream, request.calibration);
+}
+
+MatmulRates CudaEngine::measure_rates(double seconds) {
+  MatmulRates rates = measure_device_rates(gpu_.matmul(), precision_, gpu_.compute(), seconds);
+  if (precision_ == Precision::kFp8) {
+    const double in_bf16 = bf16_share_of_fp8(config_);
+    rates.products = 1 / ((1 - in_bf16) / rates.products + in_bf16 / rates.attention);
+  }
+  return rates;
 }
 
 std::vector<MemoryItem> CudaEngine::memory(const ShardPlan& shards, int64_t tile,

@@ -12,13 +12,13 @@
 namespace longhalo {
 namespace {
 
-// Columns of a tile's buffers.
-struct Widths {
-  int64_t operand, quantised, work;
-  Widths(const ModelConfig& c, Precision precision)
-      : operand(has_eight_bits(precision) ? c.hidden : std::max(c.hidden, c.ffn)),
-        quantised(has_eight_bits(precision) ? std::max({c.hidden, c.q_size(), c.ffn}) : 0),
-        work(2 * std::max(c.q_size(), c.ffn)) {}
+// Bytes of a row of a tile's buffers. In int8 only the head reads bf16.
+struct RowBytes {
+  int64_t operand, work;
+  RowBytes(const ModelConfig& c, Precision precision)
+      : operand(precision == Precision::kInt8 ? std::max({2 * c.hidden, c.q_size(), c.ffn})
+                                              : std::max({2 * c.hidden, c.q_size(), 2 * c.ffn})),
+        work(4 * std::max(c.q_size(), c.ffn)) {}
 };
 
 DeviceBuffer<double> frequencies_of(const ModelConfig& c, cudaStream_t stream) {
@@ -41,56 +41,58 @@ DeviceLayer::DeviceLayer(const DeviceWeights& weights, int64_t tile, DeviceMatmu
       stream_(stream),
       frequencies_(frequencies_of(weights.config, stream)) {
   check(tile >= 1, "a tile has at least one token");
-  const Widths widths(weights.config, weights.precision);
-  operand_ = DeviceBuffer<BFloat16>(tile * widths.operand, "normed activations of a tile", stream);
-  quantised_ = DeviceBuffer<uint8_t>(tile * widths.quantised, "activations of a tile in eight bits", stream);
+  const RowBytes row(weights.config, weights.precision);
+  operand_ = DeviceBuffer<uint8_t>(tile * row.operand, "normed activations of a tile", stream);
   scales_ = DeviceBuffer<float>(has_eight_bits(weights.precision) ? tile : 0, "scales of a tile", stream);
-  work_ = DeviceBuffer<BFloat16>(tile * widths.work, "queries or MLP activations of a tile", stream);
+  work_ = DeviceBuffer<BFloat16>(tile * row.work / 2, "queries or MLP activations of a tile", stream);
 }
 
 int64_t DeviceLayer::bytes(const ModelConfig& config, Precision precision, int64_t tile) {
-  const Widths widths(config, precision);
-  return tile * (2 * (widths.operand + widths.work) + widths.quantised + (has_eight_bits(precision) ? 4 : 0));
+  const RowBytes row(config, precision);
+  return tile * (row.operand + row.work + (has_eight_bits(precision) ? 4 : 0));
 }
 
 template <class To>
-void DeviceLayer::write_operand(To to) {
-  switch (weights_.precision) {
+void DeviceLayer::write_operand(const DeviceMatrix& w, To to) {
+  switch (w.form()) {
     case Precision::kFp8:
-      return to(fp8_operand());
+      return to(fp8_operand(w));
     case Precision::kInt8:
       return to(int8_operand());
     default:
-      return to(operand_.data());
+      return to(bf16_operand());
   }
 }
 
-void DeviceLayer::norm(int64_t n, const BFloat16* x, const DeviceBuffer<float>& weight) {
-  write_operand([&](const auto& out) {
+void DeviceLayer::norm(int64_t n, const BFloat16* x, const DeviceBuffer<float>& weight,
+                       const DeviceMatrix& next) {
+  write_operand(next, [&](const auto& out) {
     rmsnorm(stream_, n, config().hidden, x, weight.data(), epsilon_of(config()), out);
   });
 }
 
 // SwiGLU of the gates and ups in the work buffer.
-void DeviceLayer::activate(int64_t n) {
-  write_operand([&](const auto& out) { swiglu(stream_, n, config().ffn, work_.data(), out); });
+void DeviceLayer::activate(int64_t n, const DeviceMatrix& next) {
+  write_operand(next, [&](const auto& out) { swiglu(stream_, n, config().ffn, work_.data(), out); });
 }
 
-// In eight bits, x becomes the operand of the next product.
-void DeviceLayer::quantise(int64_t n, int64_t width, const BFloat16* x) {
-  if (weights_.precision == Precision::kFp8) quantize_rows(stream_, n, width, x, fp8_operand());
-  if (weights_.precision == Precision::kInt8) quantize_rows(stream_, n, width, x, int8_operand());
+const BFloat16* DeviceLayer::operand_of(int64_t n, const BFloat16* x, const DeviceMatrix& w) {
+  if (w.form() == Precision::kBf16) return x;
+  if (w.form() == Precision::kFp8) quantize_rows(stream_, n, w.in, x, fp8_operand(w));
+  if (w.form() == Precision::kInt8) quantize_rows(stream_, n, w.in, x, int8_operand());
+  return bf16_operand();
 }
 
-// c = a W^T; in eight bits, `a` is what lies in the quantised buffer.
+// c = a W^T. In eight bits `a` is the operand buffer.
 void DeviceLayer::product(int64_t n, const BFloat16* a, const DeviceMatrix& w, BFloat16* c,
                           Accumulate accumulate) {
-  switch (weights_.precision) {
+  switch (w.form()) {
     case Precision::kFp8:
-      return matmul_.run(n, w.out, w.in, fp8_operand(), w.fp8_rows(), c, accumulate);
+      return matmul_.run(n, w.out, w.in, fp8_operand(w), w.fp8_rows(), c, accumulate, w.bias.data());
     case Precision::kInt8:
       return matmul_.run(n, w.out, w.in, int8_operand(), w.int8_rows(), c, accumulate);
     default:
+      if (see_) see_(w, n, a);
       return matmul_.run(n, w.out, w.in, a, w.bf16.data(), c, accumulate);
   }
 }
@@ -100,8 +102,8 @@ void DeviceLayer::project_keys(int64_t layer, int64_t n, const BFloat16* x, BFlo
   const DeviceLayerWeights& w = layer_weights(layer);
   check(n <= tile_, "a tile holds the tokens given to it");
   enter(Phase::kKeys);
-  norm(n, x, w.attention_norm);
-  product(n, operand_.data(), w.kv, kv, Accumulate::kOverwrite);
+  norm(n, x, w.attention_norm, w.kv);
+  product(n, bf16_operand(), w.kv, kv, Accumulate::kOverwrite);
 }
 
 RotateAndPool DeviceLayer::pooling(int64_t layer, std::span<PoolTarget> bands) const {
@@ -118,8 +120,8 @@ void DeviceLayer::project_queries(int64_t layer, int64_t n, const BFloat16* x, i
   const DeviceLayerWeights& w = layer_weights(layer);
   check(n <= tile_, "a tile holds the tokens given to it");
   enter(Phase::kQueries);
-  norm(n, x, w.attention_norm);
-  product(n, operand_.data(), w.q, work_.data(), Accumulate::kOverwrite);
+  norm(n, x, w.attention_norm, w.q);
+  product(n, bf16_operand(), w.q, work_.data(), Accumulate::kOverwrite);
   rotary(stream_, n, c.heads, c.head_dim, frequencies_.data(), static_cast<double>(first_position), 1,
          work_.data(), c.q_size(), position, RotaryDirection::kForward, exponent_factor(c.head_dim));
   first_position_ = first_position;
@@ -150,12 +152,11 @@ void DeviceLayer::attend(int64_t layer, int64_t n, std::span<const BandKeys<BFlo
   attention_forward(stream_, attention);
 
   enter(Phase::kMlp);
-  quantise(n, c.q_size(), attended);
-  product(n, attended, w.o, x, Accumulate::kAdd);
-  norm(n, x, w.mlp_norm);
-  product(n, operand_.data(), w.gate_up, work_.data(), Accumulate::kOverwrite);
-  activate(n);
-  product(n, operand_.data(), w.down, x, Accumulate::kAdd);
+  product(n, operand_of(n, attended, w.o), w.o, x, Accumulate::kAdd);
+  norm(n, x, w.mlp_norm, w.gate_up);
+  product(n, bf16_operand(), w.gate_up, work_.data(), Accumulate::kOverwrite);
+  activate(n, w.down);
+  product(n, bf16_operand(), w.down, x, Accumulate::kAdd);
 }
 
 void DeviceLayer::embed(int64_t n, const int32_t* tokens, BFloat16* x) {
@@ -164,8 +165,8 @@ void DeviceLayer::embed(int64_t n, const int32_t* tokens, BFloat16* x) {
 
 void DeviceLayer::logits(int64_t n, const BFloat16* x, float* logits) {
   check(n <= tile_, "a tile holds the tokens given to it");
-  final_norm(n, x, operand_.data());
-  matmul_.run(n, config().vocabulary, config().hidden, operand_.data(), weights_.head(), logits);
+  final_norm(n, x, bf16_operand());
+  matmul_.run(n, config().vocabulary, config().hidden, bf16_operand(), weights_.head(), logits);
 }
 
 void DeviceLayer::final_norm(int64_t n, const BFloat16* x, BFloat16* hidden) {

@@ -8,11 +8,12 @@
 //
 // The temporaries of a tile are two buffers, because most of them never live at once: `operand` holds what a
 // product reads (normed or activated rows), `work` holds queries and attention output, later gates and ups.
-// In eight bits the operand is quantised by the norm and the activation themselves, the attention output in a
-// pass of its own.
+// The matrix of a product says in which form it reads them: eight-bit operands are quantised by the norm and
+// the activation themselves, the attention output in a pass of its own.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -35,6 +36,9 @@ class DeviceLayer {
   cudaStream_t stream() const { return stream_; }
   /// Tells `clock` of the phases from now on; nullptr tells nobody.
   void set_clock(PhaseClock* clock) { clock_ = clock; }
+  /// Calls `see` before each product of a matrix in bf16 from now on, with its operand a [n, in].
+  using SeeOperand = std::function<void(const DeviceMatrix& w, int64_t n, const BFloat16* a)>;
+  void watch(SeeOperand see) { see_ = std::move(see); }
 
   /// x [n, D] -> kv [n, 2, H_kv, d], k before the rotary embedding. n <= tile.
   void project_keys(int64_t layer, int64_t n, const BFloat16* x, BFloat16* kv);
@@ -70,14 +74,18 @@ class DeviceLayer {
   void enter(Phase phase) {
     if (clock_ != nullptr) clock_->enter(phase);
   }
-  Fp8Rows fp8_operand() { return {reinterpret_cast<Fp8E4M3*>(quantised_.data()), scales_.data()}; }
-  Int8Rows int8_operand() { return {reinterpret_cast<int8_t*>(quantised_.data()), scales_.data()}; }
-  /// Calls to() with what the next product reads, in the form that its precision has.
+  BFloat16* bf16_operand() { return reinterpret_cast<BFloat16*>(operand_.data()); }
+  Fp8Rows fp8_operand(const DeviceMatrix& w) {
+    return {reinterpret_cast<Fp8E4M3*>(operand_.data()), scales_.data(), w.mean.data(), w.largest_mean};
+  }
+  Int8Rows int8_operand() { return {reinterpret_cast<int8_t*>(operand_.data()), scales_.data()}; }
+  /// Calls to() with where w's product reads, in the form that it reads.
   template <class To>
-  void write_operand(To to);
-  void norm(int64_t n, const BFloat16* x, const DeviceBuffer<float>& weight);
-  void quantise(int64_t n, int64_t width, const BFloat16* x);
-  void activate(int64_t n);
+  void write_operand(const DeviceMatrix& w, To to);
+  void norm(int64_t n, const BFloat16* x, const DeviceBuffer<float>& weight, const DeviceMatrix& next);
+  void activate(int64_t n, const DeviceMatrix& next);
+  /// What w's product is to read, from x [n, w.in]: x itself in bf16.
+  const BFloat16* operand_of(int64_t n, const BFloat16* x, const DeviceMatrix& w);
   void product(int64_t n, const BFloat16* a, const DeviceMatrix& w, BFloat16* c, Accumulate accumulate);
 
   const DeviceWeights& weights_;
@@ -85,9 +93,9 @@ class DeviceLayer {
   DeviceMatmul& matmul_;
   cudaStream_t stream_;
   PhaseClock* clock_ = nullptr;
+  SeeOperand see_;
   DeviceBuffer<double> frequencies_;  // [d/2]
-  DeviceBuffer<BFloat16> operand_;    // [tile, max(D, F)] in bf16; [tile, D] else, for the head alone
-  DeviceBuffer<uint8_t> quantised_;   // [tile, max(D, H*d, F)] in eight bits
+  DeviceBuffer<uint8_t> operand_;     // [tile] rows of what any product reads, in the widest form it has
   DeviceBuffer<float> scales_;        // [tile] in eight bits
   DeviceBuffer<BFloat16> work_;       // [tile, max(2*H*d, 2F)]: queries, then attention output; or gates, ups
   int64_t first_position_ = 0;        // of the queries made last

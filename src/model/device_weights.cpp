@@ -11,11 +11,52 @@
 #include "kernels/quantize/quantize.hpp"
 #include "kernels/random/fill_normal.hpp"
 #include "model/checkpoint_reader.hpp"
+#include "model/input_means.hpp"
 
 namespace longhalo {
 namespace {
 
 constexpr int64_t kPortionElements = int64_t{8} << 20;  // 16 MiB a buffer
+
+constexpr MatrixKind kMatrixKinds[] = {MatrixKind::kQ, MatrixKind::kKv, MatrixKind::kO, MatrixKind::kGateUp,
+                                       MatrixKind::kDown};
+
+struct MatrixShape {
+  int64_t out, in;
+  int64_t elements() const { return out * in; }
+};
+
+MatrixShape matrix_shape(const ModelConfig& c, MatrixKind kind) {
+  switch (kind) {
+    case MatrixKind::kQ:
+      return {c.q_size(), c.hidden};
+    case MatrixKind::kKv:
+      return {2 * c.kv_size(), c.hidden};
+    case MatrixKind::kO:
+      return {c.hidden, c.q_size()};
+    case MatrixKind::kGateUp:
+      return {2 * c.ffn, c.hidden};
+    case MatrixKind::kDown:
+      break;
+  }
+  return {c.hidden, c.ffn};
+}
+
+DeviceMatrix& matrix_of(DeviceLayerWeights& w, MatrixKind kind) {
+  switch (kind) {
+    case MatrixKind::kQ:
+      return w.q;
+    case MatrixKind::kKv:
+      return w.kv;
+    case MatrixKind::kO:
+      return w.o;
+    case MatrixKind::kGateUp:
+      return w.gate_up;
+    case MatrixKind::kDown:
+      break;
+  }
+  return w.down;
+}
 
 DeviceBuffer<float> vector_on_device(const HostBuffer<float>& values, cudaStream_t stream) {
   return to_device<float>(values.span(), "weights", stream);
@@ -110,13 +151,17 @@ class Maker {
   Maker(const ModelConfig& config, Precision precision, TensorSource& source, cudaStream_t stream)
       : config_(config), precision_(precision), source_(source), stream_(stream) {}
 
-  DeviceWeights make(const LayerProgress& progress) {
+  DeviceWeights make(std::span<const int32_t> calibration, const LayerProgress& progress) {
     DeviceWeights weights;
     weights.config = config_;
     weights.precision = precision_;
     weights.embedding = table("model.embed_tokens.weight");
+    std::optional<InputMeans> means;
+    if (precision_ == Precision::kFp8 && !calibration.empty()) means.emplace(weights, calibration, stream_);
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
-      weights.layers.push_back(make_layer(layer));
+      DeviceLayerWeights& made = weights.layers.emplace_back(make_layer(layer));
+      if (means) means->find(made, layer);
+      if (has_eight_bits(precision_)) quantise(made, layer);
       if (progress) progress(layer + 1, config_.layers);
     }
     weights.final_norm = vector_on_device(source_.vector("model.norm.weight", config_.hidden), stream_);
@@ -137,20 +182,32 @@ class Maker {
     return values;
   }
 
-  // Parts one below the other. In eight bits the bf16 rows live only until they are quantised.
-  DeviceMatrix matrix(std::initializer_list<Part> parts, int64_t in) {
+  // Parts one below the other.
+  DeviceMatrix matrix(MatrixKind kind, std::initializer_list<Part> parts) {
+    const MatrixShape shape = matrix_shape(config_, kind);
     DeviceMatrix w;
-    w.in = in;
-    for (const Part& part : parts)
-      w.out += part.rows;
-    w.bf16 = DeviceBuffer<BFloat16>(w.out * in, "weights", stream_);
+    w.out = shape.out;
+    w.in = shape.in;
+    w.bf16 = DeviceBuffer<BFloat16>(shape.elements(), "weights", stream_);
     BFloat16* to = w.bf16.data();
     for (const Part& part : parts) {
-      source_.matrix(part.name, part.rows, in, to);
-      to += part.rows * in;
+      source_.matrix(part.name, part.rows, w.in, to);
+      to += part.rows * w.in;
     }
-    if (has_eight_bits(precision_)) quantise(w);
     return w;
+  }
+
+  // One layer's matrices are in bf16 at a time.
+  void quantise(DeviceLayerWeights& layer, int64_t index) {
+    for (const MatrixKind kind : kMatrixKinds) {
+      DeviceMatrix& w = matrix_of(layer, kind);
+      if (precision_ == Precision::kFp8 && stays_in_bf16(config_, kind, index)) {
+        w.mean = {};
+        w.bias = {};
+      } else {
+        quantise(w);
+      }
+    }
   }
 
   void quantise(DeviceMatrix& w) {
@@ -170,16 +227,15 @@ class Maker {
     const std::string layer = layer_prefix(index);
     DeviceLayerWeights w;
     w.attention_norm = vector_on_device(source_.vector(layer + "input_layernorm.weight", c.hidden), stream_);
-    w.q = matrix({{layer + "self_attn.q_proj.weight", c.q_size()}}, c.hidden);
-    w.kv = matrix(
-        {{layer + "self_attn.k_proj.weight", c.kv_size()}, {layer + "self_attn.v_proj.weight", c.kv_size()}},
-        c.hidden);
-    w.o = matrix({{layer + "self_attn.o_proj.weight", c.hidden}}, c.q_size());
+    w.q = matrix(MatrixKind::kQ, {{layer + "self_attn.q_proj.weight", c.q_size()}});
+    w.kv = matrix(MatrixKind::kKv, {{layer + "self_attn.k_proj.weight", c.kv_size()},
+                                    {layer + "self_attn.v_proj.weight", c.kv_size()}});
+    w.o = matrix(MatrixKind::kO, {{layer + "self_attn.o_proj.weight", c.hidden}});
     w.mlp_norm =
         vector_on_device(source_.vector(layer + "post_attention_layernorm.weight", c.hidden), stream_);
-    w.gate_up =
-        matrix({{layer + "mlp.gate_proj.weight", c.ffn}, {layer + "mlp.up_proj.weight", c.ffn}}, c.hidden);
-    w.down = matrix({{layer + "mlp.down_proj.weight", c.hidden}}, c.ffn);
+    w.gate_up = matrix(MatrixKind::kGateUp,
+                       {{layer + "mlp.gate_proj.weight", c.ffn}, {layer + "mlp.up_proj.weight", c.ffn}});
+    w.down = matrix(MatrixKind::kDown, {{layer + "mlp.down_proj.weight", c.hidden}});
     for (const HostBuffer<float>& query : source_.landmark_queries(index))
       w.landmark_query.push_back(vector_on_device(query, stream_));
     w.landmark_bias = vector_on_device(source_.landmark_bias(index), stream_);
@@ -194,14 +250,38 @@ class Maker {
 
 }  // namespace
 
+bool stays_in_bf16(const ModelConfig& config, MatrixKind kind, int64_t layer) {
+  const bool last = config.layers > 1 && layer == config.layers - 1;  // one layer alone stands for any
+  return kind == MatrixKind::kKv || (last && (kind == MatrixKind::kGateUp || kind == MatrixKind::kDown));
+}
+
+double bf16_share_of_fp8(const ModelConfig& config) {
+  int64_t all = 0, in_bf16 = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const MatrixKind kind : kMatrixKinds) {
+      const int64_t elements = matrix_shape(config, kind).elements();
+      all += elements;
+      if (stays_in_bf16(config, kind, layer)) in_bf16 += elements;
+    }
+  }
+  return static_cast<double>(in_bf16) / static_cast<double>(all);
+}
+
 int64_t device_weights_bytes(const ModelConfig& c, Precision precision, int64_t strided_bands) {
-  const int64_t matrix_rows = 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn;  // with D columns, or as large
-  const int64_t outputs = c.q_size() + 2 * c.kv_size() + 2 * c.ffn + 2 * c.hidden;
-  const int64_t elements = matrix_rows * c.hidden;
-  const int64_t matrices = has_eight_bits(precision) ? elements + 4 * outputs : 2 * elements;
+  const auto matrix_bytes = [&](MatrixKind kind, int64_t layer) {
+    const MatrixShape shape = matrix_shape(c, kind);
+    if (precision == Precision::kInt8) return shape.elements() + 4 * shape.out;
+    if (precision == Precision::kFp8 && !stays_in_bf16(c, kind, layer))
+      return shape.elements() + 4 * shape.out + 2 * (shape.in + shape.out);
+    return 2 * shape.elements();
+  };
+  int64_t matrices = 0;
+  for (int64_t layer = 0; layer < c.layers; ++layer)
+    for (const MatrixKind kind : kMatrixKinds)
+      matrices += matrix_bytes(kind, layer);
   const int64_t vectors = 4 * (2 * c.hidden + c.heads + strided_bands * c.kv_size());
   const int64_t tables = c.tied_embeddings ? 1 : 2;
-  return c.layers * (matrices + vectors) + 4 * c.hidden + 2 * tables * c.vocabulary * c.hidden;
+  return matrices + c.layers * vectors + 4 * c.hidden + 2 * tables * c.vocabulary * c.hidden;
 }
 
 std::optional<UserError> device_shape_objection(const ModelConfig& c, Precision precision,
@@ -234,15 +314,16 @@ std::optional<UserError> device_shape_objection(const ModelConfig& c, Precision 
 
 DeviceWeights load_device_weights(const std::filesystem::path& model_directory, const ModelConfig& config,
                                   const LandmarkWeights& landmarks, Precision precision, cudaStream_t stream,
-                                  const LayerProgress& progress) {
+                                  std::span<const int32_t> calibration, const LayerProgress& progress) {
   CheckpointSource source(model_directory, config, landmarks, stream);
-  return Maker(config, precision, source, stream).make(progress);
+  return Maker(config, precision, source, stream).make(calibration, progress);
 }
 
 DeviceWeights random_device_weights(const ModelConfig& config, const LandmarkWeights& landmarks,
-                                    uint64_t seed, Precision precision, cudaStream_t stream) {
+                                    uint64_t seed, Precision precision, cudaStream_t stream,
+                                    std::span<const int32_t> calibration) {
   RandomSource source(config, landmarks, seed, stream);
-  return Maker(config, precision, source, stream).make({});
+  return Maker(config, precision, source, stream).make(calibration, {});
 }
 
 }  // namespace longhalo

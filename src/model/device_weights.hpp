@@ -2,6 +2,10 @@
 // with a scale an output channel (e4m3, with the scale of least error, or int8), small vectors in fp32.
 // Replicated on every rank.
 //
+// e4m3 has three bits of fraction, so with it some matrices stay in bf16 (stays_in_bf16() says which and
+// why), and of what the others multiply the mean is taken off before it is rounded (fp8.hpp): that of the
+// tokens of a Calibration, which go through each layer while it is still in bf16 (input_means.hpp).
+//
 // They come tensor by tensor through two small pinned buffers, or are made on the device; the host never
 // holds the model. Matrices that read the same input are one (keys and values; gate and up), so that one
 // product makes both.
@@ -10,6 +14,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,11 +29,18 @@ namespace longhalo {
 
 /// W [out, in], in one of its three forms; the others are empty.
 struct DeviceMatrix {
+  Precision form() const {
+    return !fp8.empty() ? Precision::kFp8 : !int8.empty() ? Precision::kInt8 : Precision::kBf16;
+  }
+
   int64_t out = 0, in = 0;
   DeviceBuffer<BFloat16> bf16;
   DeviceBuffer<Fp8E4M3> fp8;
   DeviceBuffer<int8_t> int8;
   DeviceBuffer<float> scales;  // [out], with fp8 and int8
+  // With fp8, where tokens were there to find it by: the mean of what W multiplies, and what W makes of it.
+  DeviceBuffer<BFloat16> mean, bias;  // [in], [out]
+  float largest_mean = 0;
 
   ConstFp8Rows fp8_rows() const { return {fp8.data(), scales.data()}; }
   ConstInt8Rows int8_rows() const { return {int8.data(), scales.data()}; }
@@ -56,6 +68,17 @@ struct DeviceWeights {
   const BFloat16* head() const { return config.tied_embeddings ? embedding.data() : untied_head.data(); }
 };
 
+/// The matrices of a layer.
+enum class MatrixKind { kQ, kKv, kO, kGateUp, kDown };
+
+/// Which matrices of an fp8 model are left in bf16: those through which e4m3 costs the most for their size.
+/// Keys and values are 4% of the products of an 8B shape and cause a fifth of the divergence from bf16, the
+/// MLP of the last layer, which nothing after it evens out, 2.5% and a ninth (docs/performance.md).
+bool stays_in_bf16(const ModelConfig& config, MatrixKind kind, int64_t layer);
+
+/// Of the layers' products in fp8, the share of multiplications that are made in bf16.
+double bf16_share_of_fp8(const ModelConfig& config);
+
 /// Bytes of DeviceWeights.
 int64_t device_weights_bytes(const ModelConfig& config, Precision precision, int64_t strided_bands);
 
@@ -65,13 +88,16 @@ std::optional<UserError> device_shape_objection(const ModelConfig& config, Preci
                                                 const std::string& origin);
 
 /// Reads *.safetensors of `model_directory` (bf16, fp16 or fp32, rounded to bf16). Throws UserError naming
-/// file and tensor, and when the GPU's memory does not suffice. The host waits.
+/// file and tensor, and when the GPU's memory does not suffice. The host waits. `calibration`: tokens like
+/// those that will be read, for means in fp8; none, no means.
 DeviceWeights load_device_weights(const std::filesystem::path& model_directory, const ModelConfig& config,
                                   const LandmarkWeights& landmarks, Precision precision, cudaStream_t stream,
+                                  std::span<const int32_t> calibration = {},
                                   const LayerProgress& progress = {});
 
 /// Normally distributed, with the spreads of random_weights() but other numbers; equal on every rank.
 DeviceWeights random_device_weights(const ModelConfig& config, const LandmarkWeights& landmarks,
-                                    uint64_t seed, Precision precision, cudaStream_t stream);
+                                    uint64_t seed, Precision precision, cudaStream_t stream,
+                                    std::span<const int32_t> calibration = {});
 
 }  // namespace longhalo

@@ -26,10 +26,14 @@
 
 namespace longhalo {
 
+/// Tokens of WeightsRequest::calibration that are used, the first ones.
+inline constexpr int64_t kCalibrationTokens = 1024;
+
 struct WeightsRequest {
   std::optional<std::filesystem::path> checkpoint;  // empty: random weights
   uint64_t seed = 0;                                // of random weights
   LandmarkWeights landmarks;
+  std::vector<int32_t> calibration = {};  // tokens like those that will be read, which make fp8 more exact
 };
 
 /// What is wanted of a document beside its residual stream; it decides about memory.
@@ -44,8 +48,8 @@ struct MemoryItem {
   int64_t bytes = 0;
 };
 
-/// FLOP/s of large matrix products of this rank, measured: as the layers' products and as attention are
-/// computed (fp8 speeds up the former alone).
+/// FLOP/s of large matrix products of this rank, measured: as the layers' products (in fp8 some of them in
+/// bf16) and as attention are computed (fp8 speeds up the former alone).
 struct MatmulRates {
   double products = 0;
   double attention = 0;

@@ -3,8 +3,8 @@
 
 namespace longhalo {
 
-/// kFp32 on the CPU. On the GPU kBf16; kFp8 makes the layers' products in e4m3, kInt8 in int8 (both with a
-/// scale a token and an output channel), all else in bf16.
+/// kFp32 on the CPU. On the GPU kBf16; kFp8 makes the layers' products in e4m3 (all but a few:
+/// device_weights.hpp), kInt8 in int8, both with a scale a token and an output channel, all else in bf16.
 enum class Precision { kFp32, kBf16, kFp8, kInt8 };
 
 inline bool has_eight_bits(Precision precision) {

@@ -1,6 +1,6 @@
 // Matrix products by cuBLASLt against the fp64 definition: shapes of prefill tiles, of their short ends and
-// of decode; the residual stream added exactly once although candidates are timed; fp8 with a scale a row;
-// int8 bit by bit.
+// of decode; the residual stream added exactly once although candidates are timed; fp8 with a scale a row,
+// with and without a bias; int8 bit by bit.
 #include "kernels/matmul/device_matmul.hpp"
 
 #include <cmath>
@@ -212,20 +212,38 @@ TEST_F(DeviceMatmulTest, Fp8WithAScaleARow) {
     }
     const auto before = normal_bf16(p.m * p.out, 13);
     const auto before_wide = doubles(before);
+    const auto bias = normal_bf16(p.out, 14, 3), other_bias = normal_bf16(p.out, 15, 3);
+    Guarded<BFloat16> d_bias(p.out, stream()), d_other_bias(p.out, stream());
+    d_bias.put(bias), d_other_bias.put(other_bias);
     for (Accumulate accumulate : {Accumulate::kOverwrite, Accumulate::kAdd}) {
       const bool add = accumulate == Accumulate::kAdd;
-      const Reference right = reference(p, qa.exact, qw.exact, add ? &before_wide : nullptr);
-      const auto run = [&] {
+      const Reference plain = reference(p, qa.exact, qw.exact, add ? &before_wide : nullptr);
+      const auto run = [&](const BFloat16* with) {
         dc.poison();
         if (add) dc.put(before);
-        matmul.run(p.m, p.out, p.in, qa.rows(), qw.rows(), dc.data(), accumulate);
+        matmul.run(p.m, p.out, p.in, qa.rows(), qw.rows(), dc.data(), accumulate, with);
         return dc.values();
       };
-      const auto first = run();
-      // Fast accumulation cuts every product to 13 bits below the running sum's first.
-      expect_near(first, right.c, kBf16Unit,
-                  [&](size_t at) { return right.rounding[at] + sum_error(p, 0x1p-13, right.magnitude[at]); });
-      expect_same_bits(run(), first);
+      const auto judge = [&](const std::vector<BFloat16>& got, const std::vector<BFloat16>& with) {
+        Reference right = plain;
+        for (size_t at = 0; at < right.c.size() && !with.empty(); ++at) {
+          const double added = to_float(with[at % with.size()]);
+          right.c[at] += added;
+          right.magnitude[at] += std::abs(added);
+          if (add) right.rounding[at] += kBf16Unit * std::abs(added);
+        }
+        // Fast accumulation cuts every product to 13 bits below the running sum's first.
+        expect_near(got, right.c, kBf16Unit, [&](size_t at) {
+          return right.rounding[at] + sum_error(p, 0x1p-13, right.magnitude[at]);
+        });
+      };
+      const auto first = run(nullptr);
+      judge(first, {});
+      const auto biased = run(d_bias.data());
+      judge(biased, bias);
+      judge(run(d_other_bias.data()), other_bias);  // with the same plan
+      expect_same_bits(run(d_bias.data()), biased);
+      expect_same_bits(run(nullptr), first);
     }
   }
 }

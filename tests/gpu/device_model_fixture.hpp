@@ -90,8 +90,8 @@ class DeviceModelTest : public RankTest {
   }
 
   /// The same on the GPU, by way of a checkpoint that rank 0 writes. Collective.
-  static DeviceWeights on_device(const Weights& weights, const AttentionPattern& pattern,
-                                 Precision precision) {
+  static DeviceWeights on_device(const Weights& weights, const AttentionPattern& pattern, Precision precision,
+                                 std::span<const int32_t> calibration = {}) {
     std::string directory =
         (std::filesystem::temp_directory_path() / ("longhalo_device_model_" + std::to_string(getpid())))
             .string();
@@ -101,8 +101,9 @@ class DeviceModelTest : public RankTest {
     });
     DeviceWeights loaded;
     test::session().together([&] {
-      loaded = load_device_weights(directory, weights.config,
-                                   {static_cast<int64_t>(pattern.strides().size()), {}}, precision, stream());
+      loaded =
+          load_device_weights(directory, weights.config, {static_cast<int64_t>(pattern.strides().size()), {}},
+                              precision, stream(), calibration);
     });
     if (test::session().is_root()) std::filesystem::remove_all(directory);
     return loaded;

@@ -3,6 +3,7 @@
 // of 128 tokens, windows and strides so small that every path is taken.
 #include "device_model_fixture.hpp"
 #include "kernels/matmul/matmul.hpp"
+#include "kernels/rmsnorm/rmsnorm.hpp"
 #include "model/prefill.hpp"
 
 namespace longhalo::testing {
@@ -272,6 +273,68 @@ TEST_F(DeviceModel, EightBitsAreCloseButNotTheSame) {
   }
   if (errors.size() > 2) {
     EXPECT_LT(errors[2], errors[1]);
+  }
+}
+
+// Embeddings that have much in common, as what a trained model's layers read has.
+TEST_F(DeviceModel, MeansAreThoseOfTheTokensAndMakeFp8MoreExact) {
+  if (device().info().major < 9) GTEST_SKIP() << "fp8 products need compute capability 9.0";
+  Weights host = host_weights(config_, pattern_, 5);
+  const int64_t hidden_size = config_.hidden;
+  for (int64_t token = 0; token < config_.vocabulary; ++token) {
+    for (int64_t c = 0; c < hidden_size; ++c) {
+      float& x = host.embedding[token * hidden_size + c];
+      x = to_float(to_bfloat16(x + (c % 2 == 0 ? 0.5F : -0.5F)));
+    }
+  }
+  const std::span<const int32_t> tokens = std::span(document_).first(300);
+  const DeviceWeights centred = on_device(host, pattern_, Precision::kFp8, tokens);
+  const DeviceWeights plain = on_device(host, pattern_, Precision::kFp8);
+
+  // What the first queries are made of, from their definition: all but the first four tokens count.
+  std::vector<double> mean(static_cast<size_t>(hidden_size)), normed(mean.size());
+  const DeviceMatrix& q = centred.layers.front().q;
+  for (const int32_t token : tokens.subspan(4)) {
+    const std::vector<double> row(host.embedding.data() + token * hidden_size,
+                                  host.embedding.data() + (token + 1) * hidden_size);
+    const auto& norm = host.layers.front().attention_norm;
+    const std::vector<double> weight(norm.data(), norm.data() + hidden_size);
+    rmsnorm_reference(1, hidden_size, row.data(), weight.data(), config_.rms_norm_epsilon, normed.data());
+    for (size_t c = 0; c < mean.size(); ++c)
+      mean[c] += normed[c] / 296;
+  }
+  // A mean of numbers in bf16, rounded to bf16.
+  EXPECT_LE(test::relative_error(floats_of(q.mean.data(), hidden_size, stream()), mean), 0x1p-8);
+  double largest = 0;
+  for (const double x : mean)
+    largest = std::max(largest, std::abs(x));
+  EXPECT_NEAR(q.largest_mean, largest, 0x1p-7 * largest);
+  std::vector<double> bias(static_cast<size_t>(q.out));
+  for (int64_t o = 0; o < q.out; ++o)
+    for (int64_t c = 0; c < hidden_size; ++c)
+      bias[static_cast<size_t>(o)] +=
+          mean[static_cast<size_t>(c)] * static_cast<double>(host.layers.front().q[o * hidden_size + c]);
+  EXPECT_LE(test::relative_error(floats_of(q.bias.data(), q.out, stream()), bias), 0x1p-7);
+  EXPECT_EQ(plain.layers.front().q.mean.size(), 0);
+  for (const DeviceMatrix* left : {&centred.layers.front().kv, &centred.layers.back().down}) {
+    EXPECT_EQ(left->form(), Precision::kBf16);
+    EXPECT_TRUE(left->mean.empty() && left->bias.empty());
+  }
+
+  const std::vector<double> hidden =
+      made_by_root<double>([&] { return test::reference_hidden(host, pattern_, document_); });
+  const ShardPlan shards(771, session().ranks(), shard_alignment(pattern_.strides()));
+  const auto error_of = [&](const DeviceWeights& weights) {
+    DevicePrefill prefill(room(), weights, pattern_, shards, kTile);
+    prefill.run(document_, KeepContext::kNo);
+    const std::vector<float> own = hidden_of(prefill);
+    const auto begin = static_cast<size_t>(prefill.shard().begin * hidden_size);
+    return test::relative_error(own, std::span(hidden).subspan(begin, own.size()));
+  };
+  const double with = error_of(centred), without = error_of(plain);
+  if (session().is_root()) {
+    std::cout << "relative error in fp8: " << with << " with means, " << without << " without\n";
+    EXPECT_LT(with, 0.8 * without);
   }
 }
 

@@ -126,6 +126,12 @@ class Bench {
     report("rmsnorm to fp8" + shape, 3 * all,
            [&](int t) { rmsnorm(stream_, n, d, x[t].data(), weight.data(), 1e-5F, fp8); });
     report("quantize rows" + shape, 3 * all, [&](int t) { quantize_rows(stream_, n, d, x[t].data(), fp8); });
+    DeviceBuffer<BFloat16> mean = random(d);
+    const Fp8Rows centred{fp8.values, fp8.scales, mean.data(), 4};
+    report("rmsnorm to fp8, mean off" + shape, 3 * all,
+           [&](int t) { rmsnorm(stream_, n, d, x[t].data(), weight.data(), 1e-5F, centred); });
+    report("quantize rows, mean off" + shape, 3 * all,
+           [&](int t) { quantize_rows(stream_, n, d, x[t].data(), centred); });
     report("rmsnorm to int8" + shape, 3 * all,
            [&](int t) { rmsnorm(stream_, n, d, x[t].data(), weight.data(), 1e-5F, int8); });
     report("quantize rows to int8" + shape, 3 * all,
@@ -156,6 +162,10 @@ class Bench {
     const std::string shape = text(" [", n, ", ", f, "]");
     report("swiglu" + shape, 6 * all, [&](int t) { swiglu(stream_, n, f, gate_up[t].data(), out.data()); });
     report("swiglu to fp8" + shape, 5 * all, [&](int t) { swiglu(stream_, n, f, gate_up[t].data(), fp8); });
+    DeviceBuffer<BFloat16> mean = random(f);
+    const Fp8Rows centred{fp8.values, fp8.scales, mean.data(), 4};
+    report("swiglu to fp8, mean off" + shape, 5 * all,
+           [&](int t) { swiglu(stream_, n, f, gate_up[t].data(), centred); });
     report("quantize rows" + shape, 3 * all,
            [&](int t) { quantize_rows(stream_, n, f, gate_up[t].data(), fp8); });
     report("swiglu to int8" + shape, 5 * all, [&](int t) { swiglu(stream_, n, f, gate_up[t].data(), int8); });

@@ -1,6 +1,8 @@
-// RMSNorm, SwiGLU and rounding to fp8 (e4m3 with a scale a row), against their definitions in fp64.
+// RMSNorm, SwiGLU and rounding to fp8 (e4m3 with a scale a row), against their definitions in fp64, as they
+// are and with a mean taken off.
 #include <span>
 
+#include "core/error.hpp"
 #include "kernels/quantize/quantize.hpp"
 #include "row_kernels_problem.hpp"
 
@@ -77,6 +79,96 @@ void expect_rows(const HostRows& got, const RowShape& shape, const std::vector<d
     }
     ASSERT_NEAR(scale, largest / 448, 2 * relative * largest / 448) << "row " << i;
     ASSERT_EQ(top, largest > 0 ? 0x7e : 0) << "row " << i;
+  }
+}
+
+// What a kernel takes off each row, as large as what it takes it from.
+struct GuardedMean {
+  GuardedMean(int64_t width, float size, cudaStream_t stream)
+      : values(doubles(normal_bf16(width, 21, size))), device(width, stream) {
+    device.put(normal_bf16(width, 21, size));
+    for (const double value : values)
+      largest = std::max(largest, static_cast<float>(std::abs(value)));
+  }
+  Fp8Rows off(Fp8Rows rows) {
+    rows.mean = device.data();
+    rows.largest_mean = largest;
+    return rows;
+  }
+  std::vector<double> values;
+  float largest = 0;
+  Guarded<BFloat16> device;
+};
+
+// Values times scales are `right` less the mean, but for the rounding to e4m3, `relative` before the mean
+// came off and six roundings of fp32 in doing so. No magnitude is beyond 448, nor is a scale larger than the
+// largest of a row allows with `slack` besides.
+void expect_centred_rows(const HostRows& got, const RowShape& shape, const std::vector<double>& right,
+                         const GuardedMean& mean, double relative, double slack) {
+  for (int64_t i = 0; i < shape.n; ++i) {
+    const double scale = got.scales[static_cast<size_t>(i)];
+    double largest = 0, error = 0;
+    for (int64_t c = 0; c < shape.width; ++c) {
+      const auto at = static_cast<size_t>(i * shape.width + c);
+      const double off = mean.values[static_cast<size_t>(c)], centred = right[at] - off;
+      const double before = (relative + 6 * kFp32Unit) * (std::abs(right[at]) + std::abs(off));
+      largest = std::max(largest, std::abs(centred));
+      error = std::max(error, before);
+      ASSERT_LE(std::abs(e4m3_value(got.codes[at]) * scale - centred),
+                kE4M3Unit * std::abs(centred) + 2 * before + kE4M3Least * scale)
+          << "row " << i << ", column " << c;
+    }
+    ASSERT_GE(scale, (largest - 2 * error) / 448) << "row " << i;
+    ASSERT_LE(scale, (largest + slack + 2 * error) / 448) << "row " << i;
+  }
+}
+
+TEST_F(RowKernelsFp8, ANormsMeanComesOff) {
+  for (const RowShape& shape : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << "n " << shape.n << ", width " << shape.width);
+    auto x = normal_bf16(shape.n * shape.width, 3, 0.01F);
+    if (shape.n > 1) std::fill_n(x.begin(), shape.width, BFloat16{});  // a row of zeros
+    const auto weight = normal_floats(shape.width, 4);
+    std::vector<double> right(x.size());
+    rmsnorm_reference(shape.n, shape.width, doubles(x).data(), doubles(weight).data(), 1e-6, right.data());
+    Guarded<BFloat16> in(shape.n * shape.width, stream());
+    Guarded<float> w(shape.width, stream());
+    GuardedRows out(shape, stream());
+    GuardedMean mean(shape.width, 2, stream());
+    in.put(x), w.put(weight);
+    rmsnorm(stream(), shape.n, shape.width, in.data(), w.data(), 1e-6F, mean.off(out.rows()));
+    // The scale is chosen before the mean is off: for the largest of both.
+    expect_centred_rows(out.host(), shape, right, mean, kRowSum + 8 * kFp32Unit, 2 * mean.largest);
+  }
+}
+
+TEST_F(RowKernelsFp8, AnActivationsMeanComesOff) {
+  for (const RowShape& shape : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << "n " << shape.n << ", width " << shape.width);
+    const auto gate_up = gates_and_ups(shape);
+    std::vector<double> right(static_cast<size_t>(shape.n * shape.width));
+    swiglu_reference(shape.n, shape.width, doubles(gate_up).data(), right.data());
+    Guarded<BFloat16> in(shape.n * 2 * shape.width, stream());
+    GuardedRows out(shape, stream());
+    GuardedMean mean(shape.width, 10, stream());
+    in.put(gate_up);
+    swiglu(stream(), shape.n, shape.width, in.data(), mean.off(out.rows()));
+    expect_centred_rows(out.host(), shape, right, mean, kSilu, 0);
+  }
+}
+
+TEST_F(RowKernelsFp8, AMeanComesOffBeforeRounding) {
+  for (const RowShape& shape : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << "n " << shape.n << ", width " << shape.width);
+    const auto x = normal_bf16(shape.n * shape.width, 6, 20);
+    Guarded<BFloat16> in(shape.n * shape.width, stream());
+    GuardedRows out(shape, stream());
+    GuardedMean mean(shape.width, 20, stream());
+    in.put(x);
+    quantize_rows(stream(), shape.n, shape.width, in.data(), mean.off(out.rows()));
+    expect_centred_rows(out.host(), shape, doubles(x), mean, 0, 0);
+    EXPECT_THROW(quantize_rows_least_error(stream(), shape.n, shape.width, in.data(), mean.off(out.rows())),
+                 InvariantError);
   }
 }
 
