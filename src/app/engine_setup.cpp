@@ -141,6 +141,8 @@ void load_weights(const MpiSession& session, const Config& config, Engine& engin
                   std::vector<int32_t> calibration) {
   const Stopwatch watch;
   const ModelConfig& shape = engine.config();
+  const std::string fitted =
+      calibration.empty() ? "" : text(", fitted to ", calibration.size(), " tokens of the job,");
   WeightsRequest request = weights_request(config, engine.pattern());
   request.calibration = std::move(calibration);
   session.together([&] {
@@ -151,8 +153,8 @@ void load_weights(const MpiSession& session, const Config& config, Engine& engin
   });
   if (session.is_root())
     log_info(text("model: ", static_cast<double>(shape.parameters()) / 1e6, "M parameters, ", shape.layers,
-                  " layers in ", name_of(engine.precision()), " on every rank, ready in ", watch.seconds(),
-                  " s"));
+                  " layers in ", name_of(engine.precision()), fitted, " on every rank, ready in ",
+                  watch.seconds(), " s"));
 }
 
 }  // namespace longhalo

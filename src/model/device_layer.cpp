@@ -92,7 +92,7 @@ void DeviceLayer::product(int64_t n, const BFloat16* a, const DeviceMatrix& w, B
     case Precision::kInt8:
       return matmul_.run(n, w.out, w.in, int8_operand(), w.int8_rows(), c, accumulate);
     default:
-      if (see_) see_(w, n, a);
+      if (see_) see_(w, a);
       return matmul_.run(n, w.out, w.in, a, w.bf16.data(), c, accumulate);
   }
 }

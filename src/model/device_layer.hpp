@@ -37,7 +37,7 @@ class DeviceLayer {
   /// Tells `clock` of the phases from now on; nullptr tells nobody.
   void set_clock(PhaseClock* clock) { clock_ = clock; }
   /// Calls `see` before each product of a matrix in bf16 from now on, with its operand a [n, in].
-  using SeeOperand = std::function<void(const DeviceMatrix& w, int64_t n, const BFloat16* a)>;
+  using SeeOperand = std::function<void(const DeviceMatrix& w, const BFloat16* a)>;
   void watch(SeeOperand see) { see_ = std::move(see); }
 
   /// x [n, D] -> kv [n, 2, H_kv, d], k before the rotary embedding. n <= tile.

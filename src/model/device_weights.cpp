@@ -10,8 +10,8 @@
 #include "kernels/matmul/int8_matmul.hpp"
 #include "kernels/quantize/quantize.hpp"
 #include "kernels/random/fill_normal.hpp"
+#include "model/calibration.hpp"
 #include "model/checkpoint_reader.hpp"
-#include "model/input_means.hpp"
 
 namespace longhalo {
 namespace {
@@ -156,12 +156,16 @@ class Maker {
     weights.config = config_;
     weights.precision = precision_;
     weights.embedding = table("model.embed_tokens.weight");
-    std::optional<InputMeans> means;
-    if (precision_ == Precision::kFp8 && !calibration.empty()) means.emplace(weights, calibration, stream_);
+    std::optional<Calibration> fitted;
+    if (precision_ == Precision::kFp8 && !calibration.empty()) fitted.emplace(weights, calibration, stream_);
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
-      DeviceLayerWeights& made = weights.layers.emplace_back(make_layer(layer));
-      if (means) means->find(made, layer);
-      if (has_eight_bits(precision_)) quantise(made, layer);
+      const std::vector<DeviceMatrix*> quantised =
+          to_quantise(weights.layers.emplace_back(make_layer(layer)), layer);
+      if (fitted)
+        fitted->quantise(layer, quantised);
+      else
+        for (DeviceMatrix* w : quantised)
+          quantise(*w);
       if (progress) progress(layer + 1, config_.layers);
     }
     weights.final_norm = vector_on_device(source_.vector("model.norm.weight", config_.hidden), stream_);
@@ -197,17 +201,14 @@ class Maker {
     return w;
   }
 
-  // One layer's matrices are in bf16 at a time.
-  void quantise(DeviceLayerWeights& layer, int64_t index) {
+  std::vector<DeviceMatrix*> to_quantise(DeviceLayerWeights& layer, int64_t index) const {
+    std::vector<DeviceMatrix*> matrices;
     for (const MatrixKind kind : kMatrixKinds) {
-      DeviceMatrix& w = matrix_of(layer, kind);
-      if (precision_ == Precision::kFp8 && stays_in_bf16(config_, kind, index)) {
-        w.mean = {};
-        w.bias = {};
-      } else {
-        quantise(w);
-      }
+      const bool stays = !has_eight_bits(precision_) ||
+                         (precision_ == Precision::kFp8 && stays_in_bf16(config_, kind, index));
+      if (!stays) matrices.push_back(&matrix_of(layer, kind));
     }
+    return matrices;
   }
 
   void quantise(DeviceMatrix& w) {
@@ -251,8 +252,9 @@ class Maker {
 }  // namespace
 
 bool stays_in_bf16(const ModelConfig& config, MatrixKind kind, int64_t layer) {
-  const bool last = config.layers > 1 && layer == config.layers - 1;  // one layer alone stands for any
-  return kind == MatrixKind::kKv || (last && (kind == MatrixKind::kGateUp || kind == MatrixKind::kDown));
+  const bool outermost = config.layers > 2 && (layer == 0 || layer == config.layers - 1);
+  const bool is_mlp = kind == MatrixKind::kGateUp || kind == MatrixKind::kDown;
+  return kind == MatrixKind::kKv || (outermost && is_mlp);
 }
 
 double bf16_share_of_fp8(const ModelConfig& config) {

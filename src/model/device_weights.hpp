@@ -3,8 +3,7 @@
 // Replicated on every rank.
 //
 // e4m3 has three bits of fraction, so with it some matrices stay in bf16 (stays_in_bf16() says which and
-// why), and of what the others multiply the mean is taken off before it is rounded (fp8.hpp): that of the
-// tokens of a Calibration, which go through each layer while it is still in bf16 (input_means.hpp).
+// why), and the others are fitted to tokens of the job (calibration.hpp).
 //
 // They come tensor by tensor through two small pinned buffers, or are made on the device; the host never
 // holds the model. Matrices that read the same input are one (keys and values; gate and up), so that one
@@ -71,9 +70,10 @@ struct DeviceWeights {
 /// The matrices of a layer.
 enum class MatrixKind { kQ, kKv, kO, kGateUp, kDown };
 
-/// Which matrices of an fp8 model are left in bf16: those through which e4m3 costs the most for their size.
-/// Keys and values are 4% of the products of an 8B shape and cause a fifth of the divergence from bf16, the
-/// MLP of the last layer, which nothing after it evens out, 2.5% and a ninth (docs/performance.md).
+/// Which matrices of an fp8 model are left in bf16: those through which e4m3 costs the most for their size
+/// (docs/performance.md). Keys and values of all layers, 4% of the products of an 8B shape, and the MLPs of
+/// the first and the last layer, 5%; in models of one or two layers, which stand for a part of a larger one,
+/// keys and values alone.
 bool stays_in_bf16(const ModelConfig& config, MatrixKind kind, int64_t layer);
 
 /// Of the layers' products in fp8, the share of multiplications that are made in bf16.
@@ -89,7 +89,7 @@ std::optional<UserError> device_shape_objection(const ModelConfig& config, Preci
 
 /// Reads *.safetensors of `model_directory` (bf16, fp16 or fp32, rounded to bf16). Throws UserError naming
 /// file and tensor, and when the GPU's memory does not suffice. The host waits. `calibration`: tokens like
-/// those that will be read, for means in fp8; none, no means.
+/// those that will be read, which weights in fp8 are fitted to; none: to nothing.
 DeviceWeights load_device_weights(const std::filesystem::path& model_directory, const ModelConfig& config,
                                   const LandmarkWeights& landmarks, Precision precision, cudaStream_t stream,
                                   std::span<const int32_t> calibration = {},

@@ -139,6 +139,33 @@ TEST_F(CudaEngineTest, WeightsThatDoNotFitAreSaidBeforeTheyAreLoaded) {
   }
 }
 
+TEST(DeviceShape, WhatAnFp8ModelLeavesInBf16IsASmallShare) {
+  ModelConfig config;
+  config.layers = 32;
+  config.hidden = 4096;
+  config.ffn = 14336;
+  config.heads = 32;
+  config.kv_heads = 8;
+  config.head_dim = 128;
+  config.vocabulary = 128;
+  EXPECT_TRUE(stays_in_bf16(config, MatrixKind::kKv, 7));
+  EXPECT_TRUE(stays_in_bf16(config, MatrixKind::kDown, 0));
+  EXPECT_TRUE(stays_in_bf16(config, MatrixKind::kGateUp, 31));
+  EXPECT_FALSE(stays_in_bf16(config, MatrixKind::kGateUp, 30));
+  EXPECT_FALSE(stays_in_bf16(config, MatrixKind::kQ, 0));
+  // Of 13 D^2 numbers a layer (q and o D^2 each, kv D^2 / 2, the MLP 10.5 D^2): 0.5 each, and twice 10.5.
+  EXPECT_DOUBLE_EQ(bf16_share_of_fp8(config), (32 * 0.5 + 2 * 10.5) / (32 * 13));
+  // What stays has two bytes a number, what does not one, four a row, and four of mean and bias.
+  const int64_t in_bf16 = device_weights_bytes(config, Precision::kBf16, 0),
+                in_fp8 = device_weights_bytes(config, Precision::kFp8, 0);
+  const int64_t eight = (32 * 25 - 2 * 21) / 2 * config.hidden * config.hidden;
+  EXPECT_EQ(in_bf16 - in_fp8,
+            eight - 32 * (6 * 2 * config.hidden + 2 * 2 * config.hidden) -
+                30 * (6 * (2 * config.ffn + config.hidden) + 2 * (config.hidden + config.ffn)));
+  config.layers = 1;  // as `bench layer` has
+  EXPECT_FALSE(stays_in_bf16(config, MatrixKind::kDown, 0));
+}
+
 TEST(DeviceShape, WhatTheKernelsDoNotTakeIsRefusedByName) {
   ModelConfig config = device_test_shape(64);
   EXPECT_FALSE(device_shape_objection(config, Precision::kBf16, "config.json"));

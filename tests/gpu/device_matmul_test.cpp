@@ -7,6 +7,7 @@
 #include <random>
 
 #include "core/error.hpp"
+#include "e4m3.hpp"
 #include "gpu_test.hpp"
 #include "guarded.hpp"
 #include "kernels/matmul/int8_matmul.hpp"
@@ -174,11 +175,8 @@ struct Quantised {
     const auto codes = values.values();
     const auto host_scales = scales.values();
     for (size_t at = 0; at < exact.size(); ++at) {
-      const int code = codes[at].bits, exponent = code >> 3 & 15, fraction = code & 7;
-      const double magnitude =
-          exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
-      exact[at] = (code & 0x80 ? -magnitude : magnitude) *
-                  static_cast<double>(host_scales[at / static_cast<size_t>(width)]);
+      exact[at] =
+          e4m3_value(codes[at].bits) * static_cast<double>(host_scales[at / static_cast<size_t>(width)]);
     }
   }
   ConstFp8Rows rows() { return {values.data(), scales.data()}; }

@@ -1,0 +1,186 @@
+#include <cuda_fp8.h>
+
+#include <algorithm>
+
+#include "device/cuda_check.hpp"
+#include "device/device_buffer.hpp"
+#include "device/nvtx.hpp"
+#include "kernels/chunk_sums/chunk_sums.hpp"
+#include "kernels/common/rows.cuh"
+#include "kernels/quantize/quantize.hpp"
+#include "kernels/quantize/quantize_for_inputs.hpp"
+
+namespace longhalo {
+namespace {
+
+constexpr int kPasses = 3;    // a fourth gains little
+constexpr int kColumns = 64;  // that go one after another while the rest of a row waits; two a thread
+constexpr int kRowsOfBlock = 8;
+constexpr int kThreads = 256;
+constexpr const char* kPurpose = "rounding weights";
+
+__device__ float value_of(Fp8E4M3 code) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(code.bits, __NV_E4M3)));
+}
+
+__device__ Fp8E4M3 code_of(float x) {
+  return {__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)};
+}
+
+__global__ void mean_of_sums(int64_t width, double count, const double* sums, BFloat16* mean) {
+  const int64_t c = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
+  if (c < width) mean[c] = {__bfloat16_as_ushort(__float2bfloat16_rn(static_cast<float>(sums[c] / count)))};
+}
+
+__device__ float float_of(BFloat16 x) {
+  return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+}
+
+// Covariance about `mean`, which is not quite sums / count, from sums of products and sums. In double: what a
+// column has in common may be far larger than how it varies.
+struct Products {
+  int64_t width;
+  double count;
+  const float* products;  // [width, width]
+  const double* sums;     // [width]
+  const BFloat16* mean;   // [width]
+
+  __device__ double covariance(int64_t row, int64_t column) const {
+    const double a = float_of(mean[row]), b = float_of(mean[column]);
+    return (products[row * width + column] - sums[row] * b - a * sums[column]) / count + a * b;
+  }
+};
+
+// By one block.
+__global__ void mean_variance(Products of, double* mean) {
+  __shared__ double sums[kThreads];
+  double sum = 0;
+  for (int64_t c = threadIdx.x; c < of.width; c += kThreads)
+    sum += of.covariance(c, c);
+  sums[threadIdx.x] = sum;
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) *mean = sums[0] / static_cast<double>(of.width);
+}
+
+__global__ void shrink(Products of, const double* mean_variance, BFloat16* covariance) {
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x, row = blockIdx.x;
+  if (column >= of.width) return;
+  const double value = of.covariance(row, column) + (row == column ? *mean_variance : 0);
+  covariance[row * of.width + column] = {
+      __bfloat16_as_ushort(__float2bfloat16_rn(static_cast<float>(value)))};
+}
+
+// What rounding did: values * scale - w.
+__global__ void rounding_errors(int64_t width, const BFloat16* w, Fp8Rows rounded, BFloat16* errors) {
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x, row = blockIdx.x;
+  if (column >= width) return;
+  const int64_t at = row * width + column;
+  const float error = value_of(rounded.values[at]) * rounded.scales[row] - float_of(w[at]);
+  errors[at] = {__bfloat16_as_ushort(__float2bfloat16_rn(error))};
+}
+
+// `count` columns from `first` on, one after another; a warp has a row, a thread two of its columns.
+// `gradient` [n, width]: half of E's, d C; moves [count, n]: by how much each number moved. What moves do to
+// the columns outside is the caller's to add.
+__global__ void __launch_bounds__(32 * kRowsOfBlock)
+    descend(int64_t n, int64_t width, int64_t first, int count, const BFloat16* covariance,
+            const float* gradient, Fp8Rows rows, BFloat16* moves) {
+  __shared__ float block[kColumns][kColumns];
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int at = static_cast<int>(threadIdx.y) * 32 + lane; at < count * kColumns; at += 32 * kRowsOfBlock) {
+    const int i = at / kColumns, j = at % kColumns;
+    block[i][j] = j < count ? float_of(covariance[(first + i) * width + first + j]) : 0;
+  }
+  __syncthreads();
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsOfBlock + threadIdx.y;
+  if (row >= n) return;
+  const float scale = rows.scales[row], inverse = scale > 0 ? 1 / scale : 0;
+  Fp8E4M3* const codes = rows.values + row * width + first;
+  float value[2] = {}, slope[2] = {}, moved[2] = {};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int column = 32 * half + lane;
+    if (column >= count) continue;
+    value[half] = value_of(codes[column]);
+    slope[half] = gradient[row * width + first + column];
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int end = min(32, count - 32 * half);
+    for (int owner = 0; owner < end; ++owner) {
+      const int column = 32 * half + owner;
+      const float from = __shfl_sync(0xffffffffU, value[half], owner);
+      const float curvature = block[column][column];
+      const float wanted = from - __shfl_sync(0xffffffffU, slope[half], owner) * inverse / curvature;
+      if (!(curvature > 0 && isfinite(wanted))) continue;  // alike in all threads of the warp
+      const float to = value_of(code_of(wanted)), move = (to - from) * scale;
+      if (lane == owner) {
+        value[half] = to;
+        moved[half] = move;
+      }
+      slope[0] = fmaf(move, block[column][lane], slope[0]);
+      slope[1] = fmaf(move, block[column][32 + lane], slope[1]);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int column = 32 * half + lane;
+    if (column >= count) continue;
+    codes[column] = code_of(value[half]);
+    moves[column * n + row] = {__bfloat16_as_ushort(__float2bfloat16_rn(moved[half]))};
+  }
+}
+
+dim3 grid_of(int64_t rows, int64_t columns) {
+  return {static_cast<unsigned>(rows), static_cast<unsigned>((columns + kThreads - 1) / kThreads)};
+}
+
+}  // namespace
+
+void mean_and_covariance(DeviceMatmul& matmul, StreamHandle stream, int64_t n, int64_t width,
+                         const BFloat16* x, BFloat16* mean, BFloat16* covariance) {
+  check(n > 0, "a mean is one of some rows");
+  const NvtxRange range("mean and covariance");
+  DeviceBuffer<double> sums(width, kPurpose, stream);
+  DeviceBuffer<float> products(width * width, kPurpose, stream);
+  check_cuda(cudaMemsetAsync(sums.data(), 0, static_cast<size_t>(sums.bytes()), stream), "cudaMemsetAsync");
+  add_chunk_sums(stream, n, width, x, 0, n, sums.data());
+  const auto count = static_cast<double>(n);
+  mean_of_sums<<<grid_of(1, width), kThreads, 0, stream>>>(width, count, sums.data(), mean);
+  check_launch("mean of sums", stream);
+  matmul.weight_gradient(n, width, width, x, x, products.data(), Accumulate::kOverwrite);
+  const Products of{width, count, products.data(), sums.data(), mean};
+  DeviceBuffer<double> variance(1, kPurpose, stream);
+  mean_variance<<<1, kThreads, 0, stream>>>(of, variance.data());
+  check_launch("mean variance", stream);
+  shrink<<<grid_of(width, width), kThreads, 0, stream>>>(of, variance.data(), covariance);
+  check_launch("covariance", stream);
+}
+
+void quantize_rows_for_inputs(DeviceMatmul& matmul, StreamHandle stream, int64_t n, int64_t width,
+                              const BFloat16* w, const BFloat16* covariance, const Fp8Rows& out) {
+  check(n % 16 == 0 && width % 16 == 0, "the sizes of weights in fp8 are multiples of 16");
+  quantize_rows_least_error(stream, n, width, w, out);
+  const NvtxRange range("quantize rows for inputs");
+  DeviceBuffer<BFloat16> errors(n * width, kPurpose, stream), moves(kColumns * n, kPurpose, stream);
+  DeviceBuffer<float> gradient(n * width, kPurpose, stream);
+  const auto blocks = static_cast<unsigned>((n + kRowsOfBlock - 1) / kRowsOfBlock);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    rounding_errors<<<grid_of(n, width), kThreads, 0, stream>>>(width, w, out, errors.data());
+    check_launch("rounding errors", stream);
+    matmul.run(n, width, width, errors.data(), covariance, gradient.data());
+    for (int64_t first = 0; first < width; first += kColumns) {
+      const auto count = static_cast<int>(std::min<int64_t>(kColumns, width - first));
+      descend<<<blocks, dim3(32, kRowsOfBlock), 0, stream>>>(n, width, first, count, covariance,
+                                                             gradient.data(), out, moves.data());
+      check_launch("coordinate descent", stream);
+      if (first + count < width)
+        matmul.weight_gradient(count, n, width, moves.data(), covariance + first * width, gradient.data());
+    }
+  }
+}
+
+}  // namespace longhalo
