@@ -80,6 +80,19 @@ void run(StreamHandle stream, int64_t n, const From* from, To* to, Operation ope
   check_launch("elementwise", stream);
 }
 
+__global__ void __launch_bounds__(kThreads)
+    add_to_rows_kernel(int64_t n, int64_t width, const BFloat16* row, BFloat16* to) {
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 8;
+  if (at >= n * width) return;
+  float a[8], b[8];
+  load_eight(row + at % width, a);
+  load_eight(to + at, b);
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    b[i] += a[i];
+  store_eight(to + at, b);
+}
+
 constexpr int kNormBlocks = 1024;
 static_assert(kNormBlocks * sizeof(double) == kSquaredNormBytes);
 
@@ -126,6 +139,16 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(int count, const double* 
 }
 
 }  // namespace
+
+void add_to_rows(StreamHandle stream, int64_t n, int64_t width, const BFloat16* row, BFloat16* to) {
+  if (n == 0) return;
+  const int64_t blocks = (n * width + int64_t{8} * kThreads - 1) / (int64_t{8} * kThreads);
+  check(n > 0 && width > 0 && width % 8 == 0 && blocks <= INT32_MAX, "the rows of one call fit one grid");
+  check_aligned(row);
+  check_aligned(to);
+  add_to_rows_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(n, width, row, to);
+  check_launch("add to rows", stream);
+}
 
 void convert(StreamHandle stream, int64_t n, const float* from, BFloat16* to) {
   run(stream, n, from, to, Assign{});

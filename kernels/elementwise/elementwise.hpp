@@ -1,6 +1,6 @@
-// Small operations on whole arrays in device memory, for gradients: sums, scales, conversions, and the
-// squared norm. n of any size; all are queued on `stream`. Pointers 16-byte aligned where n exceeds 8, unless
-// said otherwise.
+// Small operations on whole arrays in device memory, most of them for gradients: sums, scales, conversions,
+// and the squared norm. n of any size; all are queued on `stream`. Pointers 16-byte aligned where n exceeds
+// 8, unless said otherwise.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,9 @@ void convert(StreamHandle stream, int64_t n, const BFloat16* from, float* to);
 void add(StreamHandle stream, int64_t n, const float* from, float* to);
 void add(StreamHandle stream, int64_t n, const BFloat16* from, float* to);
 void add(StreamHandle stream, int64_t n, const BFloat16* from, BFloat16* to);
+
+/// to [n, width] += row [width], to each of its rows; width a multiple of 8. Bytes: 4 * n * width.
+void add_to_rows(StreamHandle stream, int64_t n, int64_t width, const BFloat16* row, BFloat16* to);
 
 /// x *= factor. Bytes: 8 * n.
 void scale(StreamHandle stream, int64_t n, float factor, float* x);

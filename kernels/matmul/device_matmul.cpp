@@ -17,6 +17,7 @@
 #include "device/device_buffer.hpp"
 #include "device/nvtx.hpp"
 #include "device/stream.hpp"
+#include "kernels/elementwise/elementwise.hpp"
 #include "kernels/matmul/int8_matmul.hpp"
 
 namespace longhalo {
@@ -119,7 +120,8 @@ struct Plan {
   Description description;
   Layout left, right, result;
   cublasLtMatmulAlgo_t algorithm{};
-  bool settled = false;  // measured, or not to be
+  bool settled = false;     // measured, or not to be
+  bool bias_apart = false;  // the library has no way to add it to this shape
 };
 
 template <class T>
@@ -180,6 +182,7 @@ struct DeviceMatmul::Plans {
     const Plan& plan = known->second;
     const cublasStatus_t status = multiply(shape, plan, plan.algorithm, operands, operands.result);
     if (status != CUBLAS_STATUS_SUCCESS) check_cublas(status, shape.describe());
+    if (plan.bias_apart) add_to_rows(stream, m, out, operands.bias, static_cast<BFloat16*>(operands.result));
   }
 
   // `to` is where the result goes: operands.result, or scratch while candidates are measured.
@@ -189,7 +192,8 @@ struct DeviceMatmul::Plans {
       set(plan.description.get(), CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.left_scales);
       set(plan.description.get(), CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.right_scales);
     }
-    if (shape.biased) set(plan.description.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
+    if (shape.biased && !plan.bias_apart)
+      set(plan.description.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(operands.bias));
     const float one = 1, beta = shape.accumulate == Accumulate::kAdd ? 1 : 0;
     return cublasLtMatmul(handle.get(), plan.description.get(), &one, operands.left, plan.left.get(),
                           operands.right, plan.right.get(), &beta, operands.result, plan.result.get(), to,
@@ -217,7 +221,7 @@ struct DeviceMatmul::Plans {
     if (shape.biased) {
       set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(made, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
-      set(made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
+      set(made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(operands.bias));
     }
     switch (shape.kind) {
       case Kind::kInputGradient:
@@ -239,6 +243,12 @@ struct DeviceMatmul::Plans {
     }
 
     std::vector<cublasLtMatmulAlgo_t> candidates = ask(shape, plan);
+    if (candidates.empty() && shape.biased) {
+      set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
+      plan.bias_apart = true;
+      candidates = ask(shape, plan);
+    }
+    if (candidates.empty()) refuse(shape);
     plan.algorithm = measure ? fastest(shape, plan, candidates, operands) : candidates.front();
     plan.settled = measure || tuning == MatmulTuning::kHeuristic;
     return plan;
@@ -263,18 +273,19 @@ struct DeviceMatmul::Plans {
     std::vector<cublasLtMatmulAlgo_t> candidates;
     for (int at = 0; at < count; ++at)
       if (found[at].state == CUBLAS_STATUS_SUCCESS) candidates.push_back(found[at].algo);
-    if (status != CUBLAS_STATUS_SUCCESS || candidates.empty()) {
-      const DeviceInfo& info = current_device_info();
-      throw UserError(
-          text("cuBLASLt ", cublasLtGetVersion(), " has no way to compute ", shape.describe()),
-          text(info.name, ", compute capability ", info.major, ".", info.minor,
-               "; the library says: ", cublasLtGetStatusString(status)),
-          shape.kind == Kind::kFp8
-              ? "use precision: bf16 on this GPU (fp8 with a scale a row needs Hopper or later and "
-                "cuBLAS 12.9 or later)"
-              : "check that driver and CUDA libraries belong together and know this GPU");
-    }
+    const bool none = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
+    if (!none) check_cublas(status, shape.describe());
     return candidates;
+  }
+
+  [[noreturn]] static void refuse(const Shape& shape) {
+    const DeviceInfo& info = current_device_info();
+    throw UserError(text("cuBLASLt ", cublasLtGetVersion(), " has no way to compute ", shape.describe()),
+                    text(info.name, ", compute capability ", info.major, ".", info.minor),
+                    shape.kind == Kind::kFp8
+                        ? "use precision: bf16 on this GPU (fp8 with a scale a row needs Hopper or later and "
+                          "cuBLAS 12.9 or later)"
+                        : "check that driver and CUDA libraries belong together and know this GPU");
   }
 
   // Adding to a result twice would be wrong, so those sums go to scratch; what overwrites may do so often.

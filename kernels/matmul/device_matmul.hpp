@@ -41,10 +41,11 @@ class DeviceMatmul {
            Accumulate accumulate = Accumulate::kOverwrite);
   /// The same with an fp32 result (logits); out may be odd.
   void run(int64_t m, int64_t out, int64_t in, const BFloat16* a, const BFloat16* w, float* c);
-  /// fp8 operands, bf16 result; in and out multiples of 16. `bias` [out] is added to each row of the product
-  /// unless it is nullptr: the part of a's mean, where a has one. The tensor cores' fast accumulation is
-  /// used: sums carry about 14 bits, well below what e4m3 loses. Throws UserError where the device (compute
-  /// capability 9.0 and later have scales a row) or the library cannot do it.
+  /// fp8 operands, bf16 result; in and out multiples of 16. `bias` [out], 16-byte aligned, is added to each
+  /// row of the product (which the library may have rounded to bf16) unless it is nullptr: the part of a's
+  /// mean, where a has one. The tensor cores' fast accumulation is used: sums carry about 14 bits, well below
+  /// what e4m3 loses. Throws UserError where the device (compute capability 9.0 and later have scales a row)
+  /// or the library cannot do it.
   void run(int64_t m, int64_t out, int64_t in, const ConstFp8Rows& a, const ConstFp8Rows& w, BFloat16* c,
            Accumulate accumulate = Accumulate::kOverwrite, const BFloat16* bias = nullptr);
 

@@ -83,8 +83,8 @@ __global__ void rounding_errors(int64_t width, const BFloat16* w, Fp8Rows rounde
 }
 
 // `count` columns from `first` on, one after another; a warp has a row, a thread two of its columns.
-// `gradient` [n, width]: half of E's, d C; moves [count, n]: by how much each number moved. What moves do to
-// the columns outside is the caller's to add.
+// `gradient` [width, n]: half of E's, C d^T; moves [count, n]: by how much each number moved. What moves do to
+// the columns behind is the caller's to add.
 __global__ void __launch_bounds__(32 * kRowsOfBlock)
     descend(int64_t n, int64_t width, int64_t first, int count, const BFloat16* covariance,
             const float* gradient, Fp8Rows rows, BFloat16* moves) {
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(32 * kRowsOfBlock)
     const int column = 32 * half + lane;
     if (column >= count) continue;
     value[half] = value_of(codes[column]);
-    slope[half] = gradient[row * width + first + column];
+    slope[half] = gradient[(first + column) * n + row];
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -171,14 +171,16 @@ void quantize_rows_for_inputs(DeviceMatmul& matmul, StreamHandle stream, int64_t
   for (int pass = 0; pass < kPasses; ++pass) {
     rounding_errors<<<grid_of(n, width), kThreads, 0, stream>>>(width, w, out, errors.data());
     check_launch("rounding errors", stream);
-    matmul.run(n, width, width, errors.data(), covariance, gradient.data());
+    matmul.run(width, n, width, covariance, errors.data(), gradient.data());
     for (int64_t first = 0; first < width; first += kColumns) {
       const auto count = static_cast<int>(std::min<int64_t>(kColumns, width - first));
       descend<<<blocks, dim3(32, kRowsOfBlock), 0, stream>>>(n, width, first, count, covariance,
                                                              gradient.data(), out, moves.data());
       check_launch("coordinate descent", stream);
-      if (first + count < width)
-        matmul.weight_gradient(count, n, width, moves.data(), covariance + first * width, gradient.data());
+      const int64_t next = first + count;
+      if (next < width)
+        matmul.weight_gradient(count, width - next, n, covariance + first * width + next, moves.data(),
+                               gradient.data() + next * n, Accumulate::kAdd, width);
     }
   }
 }

@@ -188,8 +188,9 @@ struct Quantised {
 TEST_F(DeviceMatmulTest, Fp8WithAScaleARow) {
   DeviceMatmul matmul(stream());
   const DeviceInfo& info = device().info();
-  for (const Product& p : {Product{1, 4096, 1024}, Product{16, 64, 64}, Product{129, 576, 192},
-                           Product{7, 1536, 4096}, Product{300, 1024, 512}, Product{1000, 192, 64}}) {
+  for (const Product& p :
+       {Product{1, 4096, 1024}, Product{16, 64, 64}, Product{129, 576, 192}, Product{7, 1536, 4096},
+        Product{300, 1024, 512}, Product{1000, 192, 64}, Product{1, 4096, 14336}}) {
     SCOPED_TRACE(::testing::Message() << "m " << p.m << ", out " << p.out << ", in " << p.in);
     auto a = normal_bf16(p.m * p.in, 11), w = normal_bf16(p.out * p.in, 12, 0.02F);
     for (int64_t i = 0; i < p.m; ++i)  // scales that differ much from row to row
@@ -228,7 +229,8 @@ TEST_F(DeviceMatmulTest, Fp8WithAScaleARow) {
           const double added = to_float(with[at % with.size()]);
           right.c[at] += added;
           right.magnitude[at] += std::abs(added);
-          if (add) right.rounding[at] += kBf16Unit * std::abs(added);
+          right.rounding[at] = kBf16Unit * (std::abs(plain.c[at]) + std::abs(right.c[at]) +
+                                            (add ? std::abs(before_wide[at]) : 0));
         }
         // Fast accumulation cuts every product to 13 bits below the running sum's first.
         expect_near(got, right.c, kBf16Unit, [&](size_t at) {

@@ -192,6 +192,21 @@ TEST_F(TrainingKernelsGpu, SumsScalesAndConversions) {
   }
 }
 
+TEST_F(TrainingKernelsGpu, ARowAddedToEachRow) {
+  for (const auto& [n, width] : {std::pair<int64_t, int64_t>{0, 8}, {1, 8}, {3, 16}, {257, 72}, {5, 4096}}) {
+    SCOPED_TRACE(::testing::Message() << n << " rows of " << width);
+    const auto row = normal_bf16(width, 1), rows = normal_bf16(n * width, 2);
+    Guarded<BFloat16> there_row(width, stream()), there(n * width, stream());
+    there_row.put(row), there.put(rows);
+    add_to_rows(stream(), n, width, there_row.data(), there.data());
+    const std::vector<BFloat16> got = there.values();
+    for (size_t i = 0; i < got.size(); ++i)
+      ASSERT_EQ(to_float(got[i]),
+                to_float(to_bfloat16(to_float(rows[i]) + to_float(row[i % static_cast<size_t>(width)]))))
+          << i;
+  }
+}
+
 TEST_F(TrainingKernelsGpu, SquaredNorm) {
   for (int64_t n : {0, 1, 7, 8, 9, 2049, 3'000'001}) {
     SCOPED_TRACE(::testing::Message() << "n " << n);
