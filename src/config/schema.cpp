@@ -261,11 +261,13 @@ ConfigSchema make_schema() {
   all.sections.push_back({"run", "How the job runs."});
   all.keys.push_back(key("run.device", Choice<DeviceSetting>{{"auto", "cpu", "cuda"}}, FIELD(run.device),
                          "auto is cuda where this build and every rank's host have a GPU, else cpu."));
-  all.keys.push_back(key("run.precision", Choice<PrecisionSetting>{{"auto", "fp32", "bf16", "fp8", "int8"}},
-                         FIELD(run.precision),
-                         "auto is fp32 on the CPU and bf16 on CUDA, and there is no other on the CPU; fp8 "
-                         "makes the layers' matrix products in e4m3, int8 in int8 after a rotation that "
-                         "spreads outliers, which loses less; all else in bf16."));
+  all.keys.push_back(
+      key("run.precision", Choice<PrecisionSetting>{{"auto", "fp32", "bf16", "fp8", "int8"}},
+          FIELD(run.precision),
+          "auto is fp32 on the CPU and bf16 on CUDA, and there is no other on the CPU; fp8 "
+          "makes the layers' matrix products in e4m3, fitted to the documents' beginnings and "
+          "but for a tenth in bf16, int8 in int8 after a rotation that spreads outliers, which "
+          "loses less; all else in bf16."));
   all.keys.push_back(key("run.transport", Choice<TransportSetting>{{"auto", "nccl", "mpi", "staged"}},
                          FIELD(run.transport),
                          "How ranks exchange device memory: by NCCL, by an MPI that takes device pointers, "

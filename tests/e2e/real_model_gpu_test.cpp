@@ -176,7 +176,7 @@ class RealModelGpu : public RankTest {
         make_cuda_engine(ranks, std::make_unique<Device>(device().info().index),
                          ranks.ranks() == 1 ? TransportChoice::kStaged : TransportChoice::kAuto, cpu().config,
                          kPattern, precision);
-    engine->load_weights({kRealModel, 0, {1, {}}});
+    engine->load_weights({kRealModel, 0, {1, {}}, cpu().tokens});  // as a job has them: its document
     return engine;
   }
 };
@@ -283,7 +283,7 @@ TEST_F(RealModelGpu, OneRankAndSeveralAgree) {
 TEST_F(RealModelGpu, EightBitsKeepThePerplexity) {
   if (device().info().major < 9) GTEST_SKIP() << "fp8 products need compute capability 9.0";
   for (const auto& [precision, most] :
-       {std::pair(Precision::kFp8, 0.05), std::pair(Precision::kInt8, 0.01)}) {
+       {std::pair(Precision::kFp8, 0.03), std::pair(Precision::kInt8, 0.01)}) {
     if (precision == Precision::kInt8 && !device().info().is_hopper()) continue;
     const std::unique_ptr<Engine> engine = loaded(session(), precision);
     const ReadText read = read_text(session(), *engine, cpu().tokens);
@@ -295,6 +295,9 @@ TEST_F(RealModelGpu, EightBitsKeepThePerplexity) {
         difference(std::span(read.scores).subspan(1), std::span(cpu().scores).subspan(1));
     EXPECT_GT(root_mean_square(moved),
               bound() * cpu().spread / std::sqrt(3) / (precision == Precision::kInt8 ? 4 : 1));
+    // Perplexity is chance to a part; this is not: in fp8 0.20 nats with weights fitted to tokens, 0.30
+    // without.
+    EXPECT_LT(root_mean_square(moved), 0.25);
   }
 }
 
