@@ -120,8 +120,9 @@ struct Plan {
   Description description;
   Layout left, right, result;
   cublasLtMatmulAlgo_t algorithm{};
-  bool settled = false;     // measured, or not to be
-  bool bias_apart = false;  // the library has no way to add it to this shape
+  bool settled = false;  // measured, or not to be
+  bool bias_apart =
+      false;  // the library cannot add it to this shape: a kernel of our own does, after the product
 };
 
 template <class T>
@@ -179,10 +180,17 @@ struct DeviceMatmul::Plans {
     const bool measure = (known == cache.end() || !known->second.settled) && can_measure();
     if (known == cache.end() || measure)
       known = cache.insert_or_assign(shape, make(shape, operands, measure)).first;
-    const Plan& plan = known->second;
-    const cublasStatus_t status = multiply(shape, plan, plan.algorithm, operands, operands.result);
-    if (status != CUBLAS_STATUS_SUCCESS) check_cublas(status, shape.describe());
-    if (plan.bias_apart) add_to_rows(stream, m, out, operands.bias, static_cast<BFloat16*>(operands.result));
+    Plan& plan = known->second;
+    if (!plan.bias_apart) {
+      const cublasStatus_t status = multiply(shape, plan, plan.algorithm, operands, operands.result);
+      if (status == CUBLAS_STATUS_SUCCESS) return;
+      if (!shape.biased) check_cublas(status, shape.describe());
+      plan.bias_apart = true;  // offered, and then refused
+    }
+    Operands plain = operands;
+    plain.bias = nullptr;
+    run(kind, accumulate, m, out, in, plain, stride);
+    add_to_rows(stream, m, out, operands.bias, static_cast<BFloat16*>(operands.result));
   }
 
   // `to` is where the result goes: operands.result, or scratch while candidates are measured.
@@ -192,7 +200,7 @@ struct DeviceMatmul::Plans {
       set(plan.description.get(), CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.left_scales);
       set(plan.description.get(), CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.right_scales);
     }
-    if (shape.biased && !plan.bias_apart)
+    if (shape.biased)
       set(plan.description.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(operands.bias));
     const float one = 1, beta = shape.accumulate == Accumulate::kAdd ? 1 : 0;
     return cublasLtMatmul(handle.get(), plan.description.get(), &one, operands.left, plan.left.get(),
@@ -244,9 +252,8 @@ struct DeviceMatmul::Plans {
 
     std::vector<cublasLtMatmulAlgo_t> candidates = ask(shape, plan);
     if (candidates.empty() && shape.biased) {
-      set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
-      plan.bias_apart = true;
-      candidates = ask(shape, plan);
+      plan.bias_apart = plan.settled = true;
+      return plan;
     }
     if (candidates.empty()) refuse(shape);
     plan.algorithm = measure ? fastest(shape, plan, candidates, operands) : candidates.front();
