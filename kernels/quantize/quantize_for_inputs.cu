@@ -83,8 +83,8 @@ __global__ void rounding_errors(int64_t width, const BFloat16* w, Fp8Rows rounde
 }
 
 // `count` columns from `first` on, one after another; a warp has a row, a thread two of its columns.
-// `gradient` [width, n]: half of E's, C d^T; moves [count, n]: by how much each number moved. What moves do to
-// the columns behind is the caller's to add.
+// `gradient` [width, n]: half of E's, C d^T; moves [count, n]: by how much each number moved. What moves do
+// to the columns behind is the caller's to add.
 __global__ void __launch_bounds__(32 * kRowsOfBlock)
     descend(int64_t n, int64_t width, int64_t first, int count, const BFloat16* covariance,
             const float* gradient, Fp8Rows rows, BFloat16* moves) {
