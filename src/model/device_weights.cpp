@@ -4,10 +4,8 @@
 #include <functional>
 #include <span>
 
-#include "core/text.hpp"
 #include "device/pinned_buffer.hpp"
 #include "device/stream.hpp"
-#include "kernels/matmul/int8_matmul.hpp"
 #include "kernels/quantize/quantize.hpp"
 #include "kernels/random/fill_normal.hpp"
 #include "model/calibration.hpp"
@@ -17,30 +15,6 @@ namespace longhalo {
 namespace {
 
 constexpr int64_t kPortionElements = int64_t{8} << 20;  // 16 MiB a buffer
-
-constexpr MatrixKind kMatrixKinds[] = {MatrixKind::kQ, MatrixKind::kKv, MatrixKind::kO, MatrixKind::kGateUp,
-                                       MatrixKind::kDown};
-
-struct MatrixShape {
-  int64_t out, in;
-  int64_t elements() const { return out * in; }
-};
-
-MatrixShape matrix_shape(const ModelConfig& c, MatrixKind kind) {
-  switch (kind) {
-    case MatrixKind::kQ:
-      return {c.q_size(), c.hidden};
-    case MatrixKind::kKv:
-      return {2 * c.kv_size(), c.hidden};
-    case MatrixKind::kO:
-      return {c.hidden, c.q_size()};
-    case MatrixKind::kGateUp:
-      return {2 * c.ffn, c.hidden};
-    case MatrixKind::kDown:
-      break;
-  }
-  return {c.hidden, c.ffn};
-}
 
 DeviceMatrix& matrix_of(DeviceLayerWeights& w, MatrixKind kind) {
   switch (kind) {
@@ -204,9 +178,8 @@ class Maker {
   std::vector<DeviceMatrix*> to_quantise(DeviceLayerWeights& layer, int64_t index) const {
     std::vector<DeviceMatrix*> matrices;
     for (const MatrixKind kind : kMatrixKinds) {
-      const bool stays = !has_eight_bits(precision_) ||
-                         (precision_ == Precision::kFp8 && stays_in_bf16(config_, kind, index));
-      if (!stays) matrices.push_back(&matrix_of(layer, kind));
+      if (matrix_form(config_, precision_, kind, index) != Precision::kBf16)
+        matrices.push_back(&matrix_of(layer, kind));
     }
     return matrices;
   }
@@ -250,69 +223,6 @@ class Maker {
 };
 
 }  // namespace
-
-bool stays_in_bf16(const ModelConfig& config, MatrixKind kind, int64_t layer) {
-  const bool outermost = config.layers > 2 && (layer == 0 || layer == config.layers - 1);
-  const bool is_mlp = kind == MatrixKind::kGateUp || kind == MatrixKind::kDown;
-  return kind == MatrixKind::kKv || (outermost && is_mlp);
-}
-
-double bf16_share_of_fp8(const ModelConfig& config) {
-  int64_t all = 0, in_bf16 = 0;
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    for (const MatrixKind kind : kMatrixKinds) {
-      const int64_t elements = matrix_shape(config, kind).elements();
-      all += elements;
-      if (stays_in_bf16(config, kind, layer)) in_bf16 += elements;
-    }
-  }
-  return static_cast<double>(in_bf16) / static_cast<double>(all);
-}
-
-int64_t device_weights_bytes(const ModelConfig& c, Precision precision, int64_t strided_bands) {
-  const auto matrix_bytes = [&](MatrixKind kind, int64_t layer) {
-    const MatrixShape shape = matrix_shape(c, kind);
-    if (precision == Precision::kInt8) return shape.elements() + 4 * shape.out;
-    if (precision == Precision::kFp8 && !stays_in_bf16(c, kind, layer))
-      return shape.elements() + 4 * shape.out + 2 * (shape.in + shape.out);
-    return 2 * shape.elements();
-  };
-  int64_t matrices = 0;
-  for (int64_t layer = 0; layer < c.layers; ++layer)
-    for (const MatrixKind kind : kMatrixKinds)
-      matrices += matrix_bytes(kind, layer);
-  const int64_t vectors = 4 * (2 * c.hidden + c.heads + strided_bands * c.kv_size());
-  const int64_t tables = c.tied_embeddings ? 1 : 2;
-  return matrices + c.layers * vectors + 4 * c.hidden + 2 * tables * c.vocabulary * c.hidden;
-}
-
-std::optional<UserError> device_shape_objection(const ModelConfig& c, Precision precision,
-                                                const std::string& origin) {
-  if (c.head_dim != 64 && c.head_dim != 128)
-    return UserError(text("a head dimension of ", c.head_dim, " is not supported on the GPU"), origin,
-                     "the GPU takes 64 and 128; set run.device: cpu for this model");
-  constexpr int64_t kBf16Multiple = 8;
-  const int64_t multiple = precision == Precision::kInt8  ? kHadamardBlock
-                           : precision == Precision::kFp8 ? 16
-                                                          : kBf16Multiple;
-  struct Size {
-    const char* key;
-    int64_t value;
-  };
-  for (const Size& size : {Size{"hidden_size", c.hidden}, {"intermediate_size", c.ffn}}) {
-    const bool too_long = precision == Precision::kInt8 && size.value > kLongestInt8Sum;
-    if (size.value % multiple == 0 && !too_long) continue;
-    return UserError(
-        text("\"", size.key, "\" is ", size.value, ", which the GPU's products in ", name_of(precision),
-             " do not take"),
-        origin,
-        text("it must be a multiple of ", multiple,
-             precision == Precision::kInt8 ? text(", ", kLongestInt8Sum, " at most") : "",
-             size.value % kBf16Multiple == 0 ? "; set run.precision: bf16 for this model"
-                                             : "; set run.device: cpu and no run.precision for this model"));
-  }
-  return std::nullopt;
-}
 
 DeviceWeights load_device_weights(const std::filesystem::path& model_directory, const ModelConfig& config,
                                   const LandmarkWeights& landmarks, Precision precision, cudaStream_t stream,

@@ -2,8 +2,8 @@
 // with a scale an output channel (e4m3, with the scale of least error, or int8), small vectors in fp32.
 // Replicated on every rank.
 //
-// e4m3 has three bits of fraction, so with it some matrices stay in bf16 (stays_in_bf16() says which and
-// why), and the others are fitted to tokens of the job (calibration.hpp).
+// e4m3 has three bits of fraction, so with it some matrices stay in bf16 (matrix_form() says which), and the
+// others are fitted to tokens of the job (calibration.hpp).
 //
 // They come tensor by tensor through two small pinned buffers, or are made on the device; the host never
 // holds the model. Matrices that read the same input are one (keys and values; gate and up), so that one
@@ -12,15 +12,13 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "core/error.hpp"
 #include "device/device_buffer.hpp"
 #include "kernels/common/fp8.hpp"
 #include "kernels/common/int8.hpp"
+#include "model/device_matrices.hpp"
 #include "model/precision.hpp"
 #include "model/weights.hpp"
 
@@ -66,26 +64,6 @@ struct DeviceWeights {
 
   const BFloat16* head() const { return config.tied_embeddings ? embedding.data() : untied_head.data(); }
 };
-
-/// The matrices of a layer.
-enum class MatrixKind { kQ, kKv, kO, kGateUp, kDown };
-
-/// Which matrices of an fp8 model are left in bf16: those through which e4m3 costs the most for their size
-/// (docs/performance.md). Keys and values of all layers, 4% of the products of an 8B shape, and the MLPs of
-/// the first and the last layer, 5%; in models of one or two layers, which stand for a part of a larger one,
-/// keys and values alone.
-bool stays_in_bf16(const ModelConfig& config, MatrixKind kind, int64_t layer);
-
-/// Of the layers' products in fp8, the share of multiplications that are made in bf16.
-double bf16_share_of_fp8(const ModelConfig& config);
-
-/// Bytes of DeviceWeights.
-int64_t device_weights_bytes(const ModelConfig& config, Precision precision, int64_t strided_bands);
-
-/// Why the GPU's kernels do not take these sizes in this precision, as the error to throw; nothing when they
-/// do. `origin` is where the sizes come from.
-std::optional<UserError> device_shape_objection(const ModelConfig& config, Precision precision,
-                                                const std::string& origin);
 
 /// Reads *.safetensors of `model_directory` (bf16, fp16 or fp32, rounded to bf16). Throws UserError naming
 /// file and tensor, and when the GPU's memory does not suffice. The host waits. `calibration`: tokens like

@@ -148,11 +148,15 @@ TEST(DeviceShape, WhatAnFp8ModelLeavesInBf16IsASmallShare) {
   config.kv_heads = 8;
   config.head_dim = 128;
   config.vocabulary = 128;
-  EXPECT_TRUE(stays_in_bf16(config, MatrixKind::kKv, 7));
-  EXPECT_TRUE(stays_in_bf16(config, MatrixKind::kDown, 0));
-  EXPECT_TRUE(stays_in_bf16(config, MatrixKind::kGateUp, 31));
-  EXPECT_FALSE(stays_in_bf16(config, MatrixKind::kGateUp, 30));
-  EXPECT_FALSE(stays_in_bf16(config, MatrixKind::kQ, 0));
+  const auto form = [&](MatrixKind kind, int64_t layer) {
+    return matrix_form(config, Precision::kFp8, kind, layer);
+  };
+  EXPECT_EQ(form(MatrixKind::kKv, 7), Precision::kBf16);
+  EXPECT_EQ(form(MatrixKind::kDown, 0), Precision::kBf16);
+  EXPECT_EQ(form(MatrixKind::kGateUp, 31), Precision::kBf16);
+  EXPECT_EQ(form(MatrixKind::kGateUp, 30), Precision::kFp8);
+  EXPECT_EQ(form(MatrixKind::kQ, 0), Precision::kFp8);
+  EXPECT_EQ(matrix_form(config, Precision::kInt8, MatrixKind::kKv, 7), Precision::kInt8);
   // Of 13 D^2 numbers a layer (q and o D^2 each, kv D^2 / 2, the MLP 10.5 D^2): 0.5 each, and twice 10.5.
   EXPECT_DOUBLE_EQ(bf16_share_of_fp8(config), (32 * 0.5 + 2 * 10.5) / (32 * 13));
   // What stays has two bytes a number, what does not one, four a row, and four of mean and bias.
@@ -163,7 +167,7 @@ TEST(DeviceShape, WhatAnFp8ModelLeavesInBf16IsASmallShare) {
             eight - 32 * (6 * 2 * config.hidden + 2 * 2 * config.hidden) -
                 30 * (6 * (2 * config.ffn + config.hidden) + 2 * (config.hidden + config.ffn)));
   config.layers = 1;  // as `bench layer` has
-  EXPECT_FALSE(stays_in_bf16(config, MatrixKind::kDown, 0));
+  EXPECT_EQ(form(MatrixKind::kDown, 0), Precision::kFp8);
 }
 
 TEST(DeviceShape, WhatTheKernelsDoNotTakeIsRefusedByName) {
