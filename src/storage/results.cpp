@@ -96,7 +96,9 @@ ResultWriter::~ResultWriter() {
   try {
     if (!failed_) flush();
   } catch (const std::exception& error) {
-    log_error(text("the last records could not be written: ", error.what()));
+    // Not the fault that ends the job, which is told as the error.
+    log_warning(text("the last records could not be written, and a job that is resumed makes them again: ",
+                     error.what()));
   }
 }
 
