@@ -63,7 +63,16 @@ __device__ inline BFloat16 to_bfloat16_device(float x) {
   return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
 }
 
-/// Rounds to nearest, ties to even; beyond 448 is 448, NaN stays NaN. `to` is 8-byte aligned.
+__device__ inline float to_float_device(Fp8E4M3 x) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.bits, __NV_E4M3)));
+}
+
+/// Rounds to nearest, ties to even; beyond 448 is 448, NaN stays NaN.
+__device__ inline Fp8E4M3 to_e4m3_device(float x) {
+  return {__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)};
+}
+
+/// The same for eight; `to` is 8-byte aligned.
 __device__ inline void store_e4m3(Fp8E4M3* to, const float (&from)[8]) {
   uint32_t words[2];
 #pragma unroll

@@ -6,7 +6,11 @@
 //     rotate(out, v)               eight neighbours into the coordinates of the format
 //     larger(out, largest, x)      the larger magnitude
 //     row_scale(out, largest)      the scale of a row
+//     stored_width(out, width)     elements that a row is stored as
 //     store(out, at, v, inverse)   rounds v times the scale's inverse, at element `at`
+//     outlier_of_thread(out)       this thread's column of out's outliers, if it has one
+//     store_outlier(out, at, outlier, v, inverse)   its rounding error, v being what store() got of it; `at`
+//                                  is where those of the row begin
 #pragma once
 
 #include "kernels/common/fp8.hpp"
@@ -19,6 +23,12 @@ namespace longhalo {
 struct RowScale {
   float scale;    // what the stored values are to be multiplied with
   float inverse;  // what values are multiplied with before they are rounded
+};
+
+struct Outlier {
+  int32_t column = -1;
+  float mean = 0;  // of the column
+  __device__ bool is_one() const { return column >= 0; }
 };
 
 /// What a thread found, for reduce_row(), which passes over NaN.
@@ -57,12 +67,31 @@ __device__ inline RowScale row_scale(const Fp8Rows&, float largest) {
   return {__fdiv_rn(largest, kLargestE4M3), __fdiv_rn(kLargestE4M3, largest)};
 }
 
+__device__ inline int64_t stored_width(const Fp8Rows& out, int64_t width) {
+  return width + out.outliers.count;
+}
+
 __device__ inline void store(const Fp8Rows& out, int64_t at, const float (&v)[8], float inverse) {
   float scaled[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i)
     scaled[i] = v[i] * inverse;
   store_e4m3(out.values + at, scaled);
+}
+
+/// Asked for at the beginning of a kernel, so that no row waits for it at the end. What the column holds is
+/// asked for later, when it is in the cache.
+__device__ inline Outlier outlier_of_thread(const Fp8Rows& out) {
+  if (threadIdx.x >= out.outliers.count) return {};
+  const int32_t column = out.outliers.columns[threadIdx.x];
+  return {column, out.mean == nullptr ? 0 : to_float_device(out.mean[column])};
+}
+
+__device__ inline void store_outlier(const Fp8Rows& out, int64_t at, const Outlier& outlier, float v,
+                                     float inverse) {
+  if (!outlier.is_one()) return;
+  const float scaled = v * inverse;
+  out.values[at + threadIdx.x] = to_e4m3_device(scaled - to_float_device(to_e4m3_device(scaled)));
 }
 
 // ---- int8. The transform of 64 numbers is one of sixteen, in four groups, and one of four of what comes
@@ -74,6 +103,10 @@ __device__ inline void centre(const Int8Rows&, int64_t, float (&)[8], float = 1)
 
 __device__ inline float largest_centred(const Int8Rows&, float largest, float) {
   return largest;
+}
+
+__device__ inline int64_t stored_width(const Int8Rows&, int64_t width) {
+  return width;
 }
 
 /// NOTE: by whole warps; threads 8 t to 8 t + 7 hold the 64 neighbours of a block, eight each, in order.
@@ -127,12 +160,20 @@ __device__ inline void store(const Int8Rows& out, int64_t at, const float (&v)[8
   *reinterpret_cast<uint2*>(out.values + at) = make_uint2(word(0), word(4));
 }
 
-/// Of the format's rows: that width and addresses are what the functions above take.
-inline void check_rows(int64_t, const Fp8Rows& out) {
+__device__ inline Outlier outlier_of_thread(const Int8Rows&) {
+  return {};
+}
+
+__device__ inline void store_outlier(const Int8Rows&, int64_t, const Outlier&, float, float) {}
+
+/// Of the format's rows: that width and addresses are what the functions above take, and the launch, too.
+inline void check_rows(int64_t, const Fp8Rows& out, const RowLaunch& at) {
   check_aligned(out.values, 8);
   check_aligned(out.mean);
+  check(out.outliers.count % kVectorWidth == 0 && out.outliers.count <= int64_t{at.block.x},
+        "outliers fill vectors, and a row has a thread for each");
 }
-inline void check_rows(int64_t width, const Int8Rows& out) {
+inline void check_rows(int64_t width, const Int8Rows& out, const RowLaunch&) {
   check(width % kHadamardBlock == 0, "rows in int8 are blocks of 64");
   check_aligned(out.values, 8);
 }

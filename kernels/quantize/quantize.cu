@@ -13,6 +13,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   const int64_t row = row_of_thread();
   if (row >= n) return;
   const Row<kFit> in(x + row * width, vectors);
+  const Outlier outlier = outlier_of_thread(out);
   float kept[kHeldVectors<kFit>][8];
   const auto fill = [&](int slot, int at, bool inside) {
     unpack(inside ? in.get(slot, at) : Bf16x8{}, kept[slot]);
@@ -27,10 +28,13 @@ __global__ void __launch_bounds__(kMaxRowThreads)
       mine.max = larger(out, mine.max, value);
   });
   const RowScale scale = row_scale(out, reduce_row(found(mine)).max);
+  const int64_t first = row * stored_width(out, width);
+  const float strong = outlier.is_one() ? to_float_device(x[row * width + outlier.column]) - outlier.mean : 0;
   for_each_vector_of_warps<kFit>(vectors, [&](int slot, int at, bool inside) {
     if constexpr (kFit == RowFit::kReadAgain) fill(slot, at, inside);
-    if (inside) store(out, row * width + at * kVectorWidth, kept[slot], scale.inverse);
+    if (inside) store(out, first + at * kVectorWidth, kept[slot], scale.inverse);
   });
+  store_outlier(out, first + width, outlier, strong, scale.inverse);
   if (threadIdx.x == 0) out.scales[row] = scale.scale;
 }
 
@@ -135,7 +139,7 @@ void launch(const char* name, StreamHandle stream, int64_t n, int64_t width, con
   const NvtxRange range(name);
   const RowLaunch at = row_launch(n, width);
   check_aligned(x);
-  check_rows(width, out);
+  check_rows(width, out, at);
   const auto kernel = chosen(at, kernels...);
   kernel<<<at.grid, at.block, 0, stream>>>(n, width, at.vectors, x, out);
   check_launch(name, stream);
@@ -160,7 +164,7 @@ void quantize_rows(StreamHandle stream, int64_t n, int64_t width, const BFloat16
 
 void quantize_rows_least_error(StreamHandle stream, int64_t n, int64_t width, const BFloat16* x,
                                const Fp8Rows& out) {
-  check(out.mean == nullptr, "weights are rounded as they are");
+  check(out.mean == nullptr && out.outliers.count == 0, "weights are rounded as they are");
   launch("quantize rows with least error", stream, n, width, x, out,
          quantize_rows_least_error_kernel<RowFit::kReadAgain>,
          quantize_rows_least_error_kernel<RowFit::kKept>, quantize_rows_least_error_kernel<RowFit::kFilled>);

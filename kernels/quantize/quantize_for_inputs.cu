@@ -1,12 +1,11 @@
-#include <cuda_fp8.h>
-
 #include <algorithm>
+#include <numeric>
 
 #include "device/cuda_check.hpp"
 #include "device/device_buffer.hpp"
 #include "device/nvtx.hpp"
 #include "kernels/chunk_sums/chunk_sums.hpp"
-#include "kernels/common/rows.cuh"
+#include "kernels/common/bf16_vector.cuh"
 #include "kernels/quantize/quantize.hpp"
 #include "kernels/quantize/quantize_for_inputs.hpp"
 
@@ -19,21 +18,9 @@ constexpr int kRowsOfBlock = 8;
 constexpr int kThreads = 256;
 constexpr const char* kPurpose = "rounding weights";
 
-__device__ float value_of(Fp8E4M3 code) {
-  return __half2float(__half(__nv_cvt_fp8_to_halfraw(code.bits, __NV_E4M3)));
-}
-
-__device__ Fp8E4M3 code_of(float x) {
-  return {__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)};
-}
-
 __global__ void mean_of_sums(int64_t width, double count, const double* sums, BFloat16* mean) {
   const int64_t c = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
-  if (c < width) mean[c] = {__bfloat16_as_ushort(__float2bfloat16_rn(static_cast<float>(sums[c] / count)))};
-}
-
-__device__ float float_of(BFloat16 x) {
-  return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+  if (c < width) mean[c] = to_bfloat16_device(static_cast<float>(sums[c] / count));
 }
 
 // Covariance about `mean`, which is not quite sums / count, from sums of products and sums. In double: what a
@@ -46,7 +33,7 @@ struct Products {
   const BFloat16* mean;   // [width]
 
   __device__ double covariance(int64_t row, int64_t column) const {
-    const double a = float_of(mean[row]), b = float_of(mean[column]);
+    const double a = to_float_device(mean[row]), b = to_float_device(mean[column]);
     return (products[row * width + column] - sums[row] * b - a * sums[column]) / count + a * b;
   }
 };
@@ -78,8 +65,8 @@ __global__ void rounding_errors(int64_t width, const BFloat16* w, Fp8Rows rounde
   const int64_t column = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x, row = blockIdx.x;
   if (column >= width) return;
   const int64_t at = row * width + column;
-  const float error = value_of(rounded.values[at]) * rounded.scales[row] - float_of(w[at]);
-  errors[at] = {__bfloat16_as_ushort(__float2bfloat16_rn(error))};
+  const float error = to_float_device(rounded.values[at]) * rounded.scales[row] - to_float_device(w[at]);
+  errors[at] = to_bfloat16_device(error);
 }
 
 // `count` columns from `first` on, one after another; a warp has a row, a thread two of its columns.
@@ -92,7 +79,7 @@ __global__ void __launch_bounds__(32 * kRowsOfBlock)
   const int lane = static_cast<int>(threadIdx.x);
   for (int at = static_cast<int>(threadIdx.y) * 32 + lane; at < count * kColumns; at += 32 * kRowsOfBlock) {
     const int i = at / kColumns, j = at % kColumns;
-    block[i][j] = j < count ? float_of(covariance[(first + i) * width + first + j]) : 0;
+    block[i][j] = j < count ? to_float_device(covariance[(first + i) * width + first + j]) : 0;
   }
   __syncthreads();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsOfBlock + threadIdx.y;
@@ -104,7 +91,7 @@ __global__ void __launch_bounds__(32 * kRowsOfBlock)
   for (int half = 0; half < 2; ++half) {
     const int column = 32 * half + lane;
     if (column >= count) continue;
-    value[half] = value_of(codes[column]);
+    value[half] = to_float_device(codes[column]);
     slope[half] = gradient[(first + column) * n + row];
   }
 #pragma unroll
@@ -116,7 +103,7 @@ __global__ void __launch_bounds__(32 * kRowsOfBlock)
       const float curvature = block[column][column];
       const float wanted = from - __shfl_sync(0xffffffffU, slope[half], owner) * inverse / curvature;
       if (!(curvature > 0 && isfinite(wanted))) continue;  // alike in all threads of the warp
-      const float to = value_of(code_of(wanted)), move = (to - from) * scale;
+      const float to = to_float_device(to_e4m3_device(wanted)), move = (to - from) * scale;
       if (lane == owner) {
         value[half] = to;
         moved[half] = move;
@@ -129,9 +116,31 @@ __global__ void __launch_bounds__(32 * kRowsOfBlock)
   for (int half = 0; half < 2; ++half) {
     const int column = 32 * half + lane;
     if (column >= count) continue;
-    codes[column] = code_of(value[half]);
-    moves[column * n + row] = {__bfloat16_as_ushort(__float2bfloat16_rn(moved[half]))};
+    codes[column] = to_e4m3_device(value[half]);
+    moves[column * n + row] = to_bfloat16_device(moved[half]);
   }
+}
+
+// Columns of rows [n, width], and behind them once more those that are out's outliers.
+__global__ void append_outliers(int64_t width, const Fp8E4M3* rows, Fp8Rows out) {
+  const int64_t at = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x, row = blockIdx.x;
+  if (at >= width + out.outliers.count) return;
+  const int64_t column = at < width ? at : out.outliers.columns[at - width];
+  out.values[row * (width + out.outliers.count) + at] = rows[row * width + column];
+}
+
+// Of w [n, width] and the covariance: for each column its square and its variance.
+__global__ void columns_sizes(int64_t n, int64_t width, const BFloat16* w, const BFloat16* covariance,
+                              float2* sizes) {
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (column >= width) return;
+  float square = 0;
+#pragma unroll 8
+  for (int64_t row = 0; row < n; ++row) {
+    const float x = to_float_device(w[row * width + column]);
+    square = fmaf(x, x, square);
+  }
+  sizes[column] = make_float2(square, to_float_device(covariance[column * width + column]));
 }
 
 dim3 grid_of(int64_t rows, int64_t columns) {
@@ -163,19 +172,21 @@ void mean_and_covariance(DeviceMatmul& matmul, StreamHandle stream, int64_t n, i
 void quantize_rows_for_inputs(DeviceMatmul& matmul, StreamHandle stream, int64_t n, int64_t width,
                               const BFloat16* w, const BFloat16* covariance, const Fp8Rows& out) {
   check(n % 16 == 0 && width % 16 == 0, "the sizes of weights in fp8 are multiples of 16");
-  quantize_rows_least_error(stream, n, width, w, out);
+  DeviceBuffer<Fp8E4M3> once(out.outliers.count > 0 ? n * width : 0, kPurpose, stream);
+  const Fp8Rows rows{out.outliers.count > 0 ? once.data() : out.values, out.scales};
+  quantize_rows_least_error(stream, n, width, w, rows);
   const NvtxRange range("quantize rows for inputs");
   DeviceBuffer<BFloat16> errors(n * width, kPurpose, stream), moves(kColumns * n, kPurpose, stream);
   DeviceBuffer<float> gradient(n * width, kPurpose, stream);
   const auto blocks = static_cast<unsigned>((n + kRowsOfBlock - 1) / kRowsOfBlock);
   for (int pass = 0; pass < kPasses; ++pass) {
-    rounding_errors<<<grid_of(n, width), kThreads, 0, stream>>>(width, w, out, errors.data());
+    rounding_errors<<<grid_of(n, width), kThreads, 0, stream>>>(width, w, rows, errors.data());
     check_launch("rounding errors", stream);
     matmul.run(width, n, width, covariance, errors.data(), gradient.data());
     for (int64_t first = 0; first < width; first += kColumns) {
       const auto count = static_cast<int>(std::min<int64_t>(kColumns, width - first));
       descend<<<blocks, dim3(32, kRowsOfBlock), 0, stream>>>(n, width, first, count, covariance,
-                                                             gradient.data(), out, moves.data());
+                                                             gradient.data(), rows, moves.data());
       check_launch("coordinate descent", stream);
       const int64_t next = first + count;
       if (next < width)
@@ -183,6 +194,33 @@ void quantize_rows_for_inputs(DeviceMatmul& matmul, StreamHandle stream, int64_t
                                gradient.data() + next * n, Accumulate::kAdd, width);
     }
   }
+  if (out.outliers.count == 0) return;
+  append_outliers<<<grid_of(n, width + out.outliers.count), kThreads, 0, stream>>>(width, once.data(), out);
+  check_launch("append outliers", stream);
+}
+
+std::vector<int32_t> find_outliers(StreamHandle stream, int64_t n, int64_t width, const BFloat16* w,
+                                   const BFloat16* covariance, int64_t count) {
+  check(count >= 0 && count <= width, "outliers are some of the columns");
+  DeviceBuffer<float2> on_device(width, kPurpose, stream);
+  const auto blocks = static_cast<unsigned>((width + kThreads - 1) / kThreads);
+  columns_sizes<<<blocks, kThreads, 0, stream>>>(n, width, w, covariance, on_device.data());
+  check_launch("sizes of columns", stream);
+  std::vector<float2> sizes(static_cast<size_t>(width));
+  to_host<float2>(sizes, on_device.data(), stream);
+  double diagonal = 0;
+  for (const float2& size : sizes)
+    diagonal += double{size.y} / static_cast<double>(width);
+  const auto cost = [&](int32_t column) {
+    const float2& size = sizes[static_cast<size_t>(column)];
+    return size.x * (size.y - diagonal / 2);  // half of the mean is not variance, but was added
+  };
+  std::vector<int32_t> columns(static_cast<size_t>(width));
+  std::iota(columns.begin(), columns.end(), 0);
+  std::stable_sort(columns.begin(), columns.end(), [&](int32_t a, int32_t b) { return cost(a) > cost(b); });
+  columns.resize(static_cast<size_t>(count));
+  std::sort(columns.begin(), columns.end());
+  return columns;
 }
 
 }  // namespace longhalo

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/common/fp8.hpp"
 #include "kernels/matmul/device_matmul.hpp"
@@ -25,10 +26,16 @@ namespace longhalo {
 void mean_and_covariance(DeviceMatmul& matmul, StreamHandle stream, int64_t n, int64_t width,
                          const BFloat16* x, BFloat16* mean, BFloat16* covariance);
 
-/// GPU. w [n, width], covariance [width, width] as above -> out, without a mean. n and width multiples of 16,
-/// 16-byte aligned. Numbers stay as rounded to nearest where the covariance is 0 or not finite. Temporary:
-/// 6 * n * width bytes. Time: that of some passes over them for every 64 columns.
+/// GPU. w [n, width], covariance [width, width] as above -> out, without a mean; out's outliers are columns
+/// that it has twice, the second time behind the others. n and width multiples of 16, 16-byte aligned.
+/// Numbers stay as rounded to nearest where the covariance is 0 or not finite. Temporary: 6 or, with
+/// outliers, 7 * n * width bytes. Time: that of some passes over them for every 64 columns.
 void quantize_rows_for_inputs(DeviceMatmul& matmul, StreamHandle stream, int64_t n, int64_t width,
                               const BFloat16* w, const BFloat16* covariance, const Fp8Rows& out);
+
+/// GPU, the same w and covariance: the `count` columns c through which rounding inputs costs a product most,
+/// those of largest variance[c] * |w[:, c]|^2, in ascending order. The host waits.
+std::vector<int32_t> find_outliers(StreamHandle stream, int64_t n, int64_t width, const BFloat16* w,
+                                   const BFloat16* covariance, int64_t count);
 
 }  // namespace longhalo

@@ -44,6 +44,8 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   const int64_t row = row_of_thread();
   if (row >= n) return;
   const Row<kFit> in(x + row * hidden, vectors);
+  const Outlier outlier = outlier_of_thread(out);
+  const float strength = outlier.is_one() ? weight[outlier.column] : 0;
   float kept[kHeldVectors<kFit>][8];
   SumMax mine;
   const auto fill = [&](int slot, int at, bool inside) {
@@ -68,12 +70,15 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   const SumMax all = reduce_row(found(mine));
   const float factor = rsqrtf(all.sum / static_cast<float>(hidden) + epsilon), unit = 1 / factor;
   const RowScale scale = row_scale(out, largest_centred(out, all.max, unit));
+  const int64_t first = row * stored_width(out, hidden);
+  const float strong = outlier.is_one() ? to_float_device(x[row * hidden + outlier.column]) * strength : 0;
   for_each_vector_of_warps<kFit>(vectors, [&](int slot, int at, bool inside) {
     if constexpr (kFit == RowFit::kReadAgain) fill(slot, at, inside);
     if (!inside) return;
     centre(out, at * kVectorWidth, kept[slot], unit);
-    store(out, row * hidden + at * kVectorWidth, kept[slot], scale.inverse);
+    store(out, first + at * kVectorWidth, kept[slot], scale.inverse);
   });
+  store_outlier(out, first + hidden, outlier, fmaf(-unit, outlier.mean, strong), scale.inverse);
   if (threadIdx.x == 0) out.scales[row] = scale.scale * factor;
 }
 
@@ -103,7 +108,7 @@ void rmsnorm_quantised(const char* name, StreamHandle stream, int64_t n, int64_t
   const RowLaunch at = row_launch(n, hidden);
   check_aligned(x);
   check_aligned(weight);
-  check_rows(hidden, out);
+  check_rows(hidden, out, at);
   const auto kernel =
       chosen(at, rmsnorm_quantised_rows<RowFit::kReadAgain, Rows>,
              rmsnorm_quantised_rows<RowFit::kKept, Rows>, rmsnorm_quantised_rows<RowFit::kFilled, Rows>);

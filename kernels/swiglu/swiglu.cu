@@ -88,7 +88,7 @@ void swiglu_quantised(const char* name, StreamHandle stream, int64_t n, int64_t 
   const NvtxRange range(name);
   const RowLaunch at = row_launch(n, ffn);
   check_aligned(gate_up);
-  check_rows(ffn, out);
+  check_rows(ffn, out, at);
   const auto kernel =
       chosen(at, swiglu_quantised_rows<RowFit::kReadAgain, Rows>, swiglu_quantised_rows<RowFit::kKept, Rows>,
              swiglu_quantised_rows<RowFit::kFilled, Rows>);
@@ -99,6 +99,7 @@ void swiglu_quantised(const char* name, StreamHandle stream, int64_t n, int64_t 
 }  // namespace
 
 void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Fp8Rows& out) {
+  check(out.outliers.count == 0, "SwiGLU stores no outliers");
   swiglu_quantised("swiglu to fp8", stream, n, ffn, gate_up, out);
 }
 

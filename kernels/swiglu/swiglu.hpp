@@ -21,8 +21,8 @@ void swiglu_backward_reference(int64_t n, int64_t ffn, const double* gate_up, co
 
 /// GPU: each element read once, out written once. ffn a multiple of 8; arrays 16-byte aligned.
 void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, BFloat16* out);
-/// GPU, and the result quantised in the same pass, from fp32 (quantize.hpp says how); beyond F = 32768
-/// gate_up is read twice.
+/// GPU, and the result quantised in the same pass, from fp32 (quantize.hpp says how; in fp8 without
+/// outliers); beyond F = 32768 gate_up is read twice.
 void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Fp8Rows& out);
 void swiglu(StreamHandle stream, int64_t n, int64_t ffn, const BFloat16* gate_up, const Int8Rows& out);
 

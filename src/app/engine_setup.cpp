@@ -1,5 +1,7 @@
 #include "app/engine_setup.hpp"
 
+#include <algorithm>
+
 #include "app/device_setup.hpp"
 #include "app/model_setup.hpp"
 #include "core/clock.hpp"
@@ -134,7 +136,10 @@ WeightsRequest weights_request(const Config& config, const AttentionPattern& pat
 }
 
 int64_t calibration_tokens(const Engine& engine) {
-  return engine.precision() == Precision::kFp8 ? kCalibrationTokens : 0;
+  if (engine.precision() != Precision::kFp8) return 0;
+  // They are one sequence, and beyond what a model was trained on its activations are others.
+  const int64_t trained = engine.config().trained_positions;
+  return trained > 0 ? std::min(kCalibrationTokens, trained) : kCalibrationTokens;
 }
 
 void load_weights(const MpiSession& session, const Config& config, Engine& engine,

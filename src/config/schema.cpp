@@ -266,7 +266,7 @@ ConfigSchema make_schema() {
           FIELD(run.precision),
           "auto is fp32 on the CPU and bf16 on CUDA, and there is no other on the CPU; fp8 "
           "makes the layers' matrix products in e4m3, fitted to the documents' beginnings and "
-          "but for a tenth in bf16, int8 in int8 after a rotation that spreads outliers, which "
+          "but for some 7% in bf16, int8 in int8 after a rotation that spreads outliers, which "
           "loses less; all else in bf16."));
   all.keys.push_back(key("run.transport", Choice<TransportSetting>{{"auto", "nccl", "mpi", "staged"}},
                          FIELD(run.transport),

@@ -32,6 +32,21 @@ Calibration::Calibration(const DeviceWeights& weights, std::span<const int32_t> 
   layer_.embed(tokens_, ids.data(), residual_.data());
 }
 
+int64_t Calibration::bytes(const ModelConfig& c, int64_t tokens) {
+  const int64_t n = std::min(kCalibrationTokens, tokens);
+  int64_t covariances = 0, widest = 0, largest = 0;
+  for (const MatrixKind kind : kMatrixKinds) {
+    if (kind == MatrixKind::kKv) continue;  // stays in bf16
+    const MatrixShape shape = matrix_shape(c, kind);
+    covariances += 2 * shape.in * shape.in;
+    widest = std::max(widest, shape.in);
+    largest = std::max(largest, shape.elements());
+  }
+  const int64_t of_tokens = n * (2 * c.hidden + 4 * c.kv_size()) + DeviceLayer::bytes(c, Precision::kBf16, n);
+  // While a covariance is found, or while a matrix is rounded for one (quantize_for_inputs.hpp).
+  return kMatmulWorkspaceBytes + of_tokens + covariances + std::max(4 * widest * widest, 7 * largest);
+}
+
 void Calibration::quantise(int64_t index, std::span<DeviceMatrix* const> matrices) {
   std::map<const DeviceMatrix*, Inputs> inputs;
   layer_.watch([&](const DeviceMatrix& w, const BFloat16* a) {
@@ -50,18 +65,25 @@ void Calibration::quantise(int64_t index, std::span<DeviceMatrix* const> matrice
 
 Calibration::Inputs Calibration::inputs_of(const DeviceMatrix& w, const BFloat16* a) {
   const int64_t skipped = tokens_ > 2 * kLeanedOn ? kLeanedOn : 0;
-  Inputs inputs{{w.in, kPurpose, stream_}, {w.in * w.in, kPurpose, stream_}, {w.out, kPurpose, stream_}};
+  Inputs inputs{{w.in, kPurpose, stream_}, {w.in * w.in, kPurpose, stream_}, {w.out, kPurpose, stream_}, {}};
   mean_and_covariance(matmul_, stream_, tokens_ - skipped, w.in, a + skipped * w.in, inputs.mean.data(),
                       inputs.covariance.data());
+  inputs.outliers =
+      to_device<int32_t>(find_outliers(stream_, w.out, w.in, w.bf16.data(), inputs.covariance.data(),
+                                       fp8_outliers(layer_.config(), w.kind)),
+                         kPurpose, stream_);
   matmul_.run(1, w.out, w.in, inputs.mean.data(), w.bf16.data(), inputs.bias.data());
   return inputs;
 }
 
 void Calibration::quantise(DeviceMatrix& w, Inputs inputs) {
   w.scales = DeviceBuffer<float>(w.out, "scales of weights", stream_);
-  w.fp8 = DeviceBuffer<Fp8E4M3>(w.out * w.in, "weights in fp8", stream_);
-  quantize_rows_for_inputs(matmul_, stream_, w.out, w.in, w.bf16.data(), inputs.covariance.data(),
-                           {w.fp8.data(), w.scales.data()});
+  w.outliers = std::move(inputs.outliers);
+  const int64_t columns = w.in + w.outliers.size();
+  w.fp8 = DeviceBuffer<Fp8E4M3>(w.out * columns, "weights in fp8", stream_);
+  quantize_rows_for_inputs(
+      matmul_, stream_, w.out, w.in, w.bf16.data(), inputs.covariance.data(),
+      {.values = w.fp8.data(), .scales = w.scales.data(), .outliers = w.outlier_columns()});
   w.bf16 = {};
   w.mean = std::move(inputs.mean);
   w.bias = std::move(inputs.bias);

@@ -1,7 +1,7 @@
 // What makes an fp8 model exact enough: while its weights are loaded, tokens like those that will be read go
 // through each layer, still in bf16, and its matrices are quantised for what they multiplied there. The mean
-// of that is taken off before it is rounded (fp8.hpp), and weights are rounded for its covariance
-// (quantize_for_inputs.hpp).
+// of that is taken off before it is rounded and the rounding errors of its outliers are kept (fp8.hpp), and
+// weights are rounded for its covariance (quantize_for_inputs.hpp).
 //
 // Any mean and any rounding is right, so it costs nothing but time that these tokens are few and see only
 // each other. The first ones, which attention leans on and whose activations are like no others', do not
@@ -23,6 +23,9 @@ class Calibration {
   /// vocabulary, the first kCalibrationTokens are taken. The host waits.
   Calibration(const DeviceWeights& weights, std::span<const int32_t> tokens, cudaStream_t stream);
 
+  /// At most, of GPU memory, for so many tokens and while it quantises.
+  static int64_t bytes(const ModelConfig& config, int64_t tokens);
+
   /// Sends the tokens through the next layer, `index`, all of it in bf16, and quantises `matrices` of it. The
   /// host waits.
   void quantise(int64_t index, std::span<DeviceMatrix* const> matrices);
@@ -30,6 +33,7 @@ class Calibration {
  private:
   struct Inputs {
     DeviceBuffer<BFloat16> mean, covariance, bias;
+    DeviceBuffer<int32_t> outliers;
   };
 
   Inputs inputs_of(const DeviceMatrix& w, const BFloat16* a);

@@ -127,10 +127,15 @@ class CudaEngine : public Engine {
 };
 
 void CudaEngine::load_weights(const WeightsRequest& request, const LayerProgress& progress) {
-  const int64_t needed = weights_bytes(), available = available_bytes();
+  const int64_t for_a_while =
+      loading_bytes(config_, precision_, static_cast<int64_t>(request.calibration.size()));
+  const int64_t needed = weights_bytes() + for_a_while, available = available_bytes();
   if (needed > available)
     throw UserError(
-        text("the weights need ", needed / 1'000'000, " MB of GPU memory in ", name_of(precision_), ", and ",
+        text("the weights need ", needed / 1'000'000, " MB of GPU memory in ", name_of(precision_),
+             for_a_while > 0
+                 ? text(", ", for_a_while / 1'000'000, " of these only while they are loaded, and ")
+                 : ", and ",
              available / 1'000'000, " MB are free"),
         memory_place(),
         precision_ == Precision::kBf16

@@ -16,8 +16,9 @@ namespace {
 struct RowBytes {
   int64_t operand, work;
   RowBytes(const ModelConfig& c, Precision precision)
-      : operand(precision == Precision::kInt8 ? std::max({2 * c.hidden, c.q_size(), c.ffn})
-                                              : std::max({2 * c.hidden, c.q_size(), 2 * c.ffn})),
+      : operand(precision == Precision::kInt8
+                    ? std::max({2 * c.hidden, c.q_size(), c.ffn})
+                    : std::max({2 * c.hidden, c.q_size() + fp8_outliers(c, MatrixKind::kO), 2 * c.ffn})),
         work(4 * std::max(c.q_size(), c.ffn)) {}
 };
 
@@ -88,7 +89,8 @@ void DeviceLayer::product(int64_t n, const BFloat16* a, const DeviceMatrix& w, B
                           Accumulate accumulate) {
   switch (w.form()) {
     case Precision::kFp8:
-      return matmul_.run(n, w.out, w.in, fp8_operand(w), w.fp8_rows(), c, accumulate, w.bias.data());
+      return matmul_.run(n, w.out, w.in + w.outliers.size(), fp8_operand(w), w.fp8_rows(), c, accumulate,
+                         w.bias.data());
     case Precision::kInt8:
       return matmul_.run(n, w.out, w.in, int8_operand(), w.int8_rows(), c, accumulate);
     default:

@@ -76,7 +76,8 @@ class DeviceLayer {
   }
   BFloat16* bf16_operand() { return reinterpret_cast<BFloat16*>(operand_.data()); }
   Fp8Rows fp8_operand(const DeviceMatrix& w) {
-    return {reinterpret_cast<Fp8E4M3*>(operand_.data()), scales_.data(), w.mean.data(), w.largest_mean};
+    return {reinterpret_cast<Fp8E4M3*>(operand_.data()), scales_.data(), w.mean.data(), w.largest_mean,
+            w.outlier_columns()};
   }
   Int8Rows int8_operand() { return {reinterpret_cast<int8_t*>(operand_.data()), scales_.data()}; }
   /// Calls to() with where w's product reads, in the form that it reads.

@@ -1,5 +1,7 @@
 #include "model/device_matrices.hpp"
 
+#include <algorithm>
+
 #include "core/text.hpp"
 #include "kernels/common/int8.hpp"
 #include "kernels/matmul/int8_matmul.hpp"
@@ -24,9 +26,19 @@ MatrixShape matrix_shape(const ModelConfig& c, MatrixKind kind) {
 
 Precision matrix_form(const ModelConfig& config, Precision precision, MatrixKind kind, int64_t layer) {
   if (precision != Precision::kFp8) return precision;
-  const bool outermost = config.layers > 2 && (layer == 0 || layer == config.layers - 1);
-  const bool is_mlp = kind == MatrixKind::kGateUp || kind == MatrixKind::kDown;
-  return kind == MatrixKind::kKv || (outermost && is_mlp) ? Precision::kBf16 : Precision::kFp8;
+  const bool first = config.layers > 2 && layer == 0;
+  const bool last = config.layers > 2 && layer == config.layers - 1;
+  const bool stays = kind == MatrixKind::kKv || (kind == MatrixKind::kDown && (first || last)) ||
+                     (kind == MatrixKind::kGateUp && last);
+  return stays ? Precision::kBf16 : Precision::kFp8;
+}
+
+int64_t fp8_outliers(const ModelConfig& config, MatrixKind kind) {
+  constexpr int64_t kShare = 32, kMost = 1024;
+  constexpr int64_t kMultiple = 16;  // as products in fp8 ask for
+  if (kind == MatrixKind::kDown) return 0;
+  const int64_t in = matrix_shape(config, kind).in;
+  return std::min(kMost, (in + kShare * kMultiple - 1) / (kShare * kMultiple) * kMultiple);
 }
 
 double bf16_share_of_fp8(const ModelConfig& config) {
@@ -45,8 +57,11 @@ int64_t device_weights_bytes(const ModelConfig& c, Precision precision, int64_t 
   const auto matrix_bytes = [&](MatrixKind kind, int64_t layer) {
     const MatrixShape shape = matrix_shape(c, kind);
     switch (matrix_form(c, precision, kind, layer)) {
-      case Precision::kFp8:
-        return shape.elements() + 4 * shape.out + 2 * (shape.in + shape.out);
+      case Precision::kFp8: {
+        const int64_t outliers = fp8_outliers(c, kind);
+        return shape.elements() + outliers * shape.out + 4 * (shape.out + outliers) +
+               2 * (shape.in + shape.out);
+      }
       case Precision::kInt8:
         return shape.elements() + 4 * shape.out;
       default:

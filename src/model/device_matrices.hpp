@@ -27,9 +27,13 @@ MatrixShape matrix_shape(const ModelConfig& config, MatrixKind kind);
 
 /// What a matrix is in, in a model of this precision. Some of an fp8 model are left in bf16, those through
 /// which e4m3 costs the most for their size (docs/performance.md): keys and values of all layers, 4% of the
-/// products of an 8B shape, and the MLPs of the first and the last layer, 5%; in models of one or two layers,
-/// which stand for a part of a larger one, keys and values alone.
+/// products of an 8B shape, the last layer's MLP, 2.5%, and the first one's down, 0.8%; in models of one or
+/// two layers, which stand for a part of a larger one, keys and values alone.
 Precision matrix_form(const ModelConfig& config, Precision precision, MatrixKind kind, int64_t layer);
+
+/// How many columns of a matrix in fp8 are outliers (fp8.hpp), where it is fitted to inputs: one of 32, but
+/// none of down, for which SwiGLU's rows would cost more than they gain.
+int64_t fp8_outliers(const ModelConfig& config, MatrixKind kind);
 
 /// Of the layers' products in fp8, the share of multiplications that are made in bf16.
 double bf16_share_of_fp8(const ModelConfig& config);

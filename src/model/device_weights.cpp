@@ -1,5 +1,6 @@
 #include "model/device_weights.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <span>
@@ -164,6 +165,7 @@ class Maker {
   DeviceMatrix matrix(MatrixKind kind, std::initializer_list<Part> parts) {
     const MatrixShape shape = matrix_shape(config_, kind);
     DeviceMatrix w;
+    w.kind = kind;
     w.out = shape.out;
     w.in = shape.in;
     w.bf16 = DeviceBuffer<BFloat16>(shape.elements(), "weights", stream_);
@@ -223,6 +225,18 @@ class Maker {
 };
 
 }  // namespace
+
+int64_t loading_bytes(const ModelConfig& config, Precision precision, int64_t calibration_tokens) {
+  if (!has_eight_bits(precision)) return 0;
+  // Numbers of two bytes at first and one at the end; those of one matrix have both for a while.
+  int64_t layer = 0, largest = 0;
+  for (const MatrixKind kind : kMatrixKinds) {
+    layer += matrix_shape(config, kind).elements();
+    largest = std::max(largest, matrix_shape(config, kind).elements());
+  }
+  const bool fitted = precision == Precision::kFp8 && calibration_tokens > 0;
+  return layer + largest + (fitted ? Calibration::bytes(config, calibration_tokens) : 0);
+}
 
 DeviceWeights load_device_weights(const std::filesystem::path& model_directory, const ModelConfig& config,
                                   const LandmarkWeights& landmarks, Precision precision, cudaStream_t stream,

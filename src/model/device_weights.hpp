@@ -30,6 +30,7 @@ struct DeviceMatrix {
     return !fp8.empty() ? Precision::kFp8 : !int8.empty() ? Precision::kInt8 : Precision::kBf16;
   }
 
+  MatrixKind kind = MatrixKind::kQ;
   int64_t out = 0, in = 0;
   DeviceBuffer<BFloat16> bf16;
   DeviceBuffer<Fp8E4M3> fp8;
@@ -38,8 +39,10 @@ struct DeviceMatrix {
   // With fp8, where tokens were there to find it by: the mean of what W multiplies, and what W makes of it.
   DeviceBuffer<BFloat16> mean, bias;  // [in], [out]
   float largest_mean = 0;
+  DeviceBuffer<int32_t> outliers;  // columns that fp8 has twice (fp8.hpp), [out, in + outliers]
 
   ConstFp8Rows fp8_rows() const { return {fp8.data(), scales.data()}; }
+  OutlierColumns outlier_columns() const { return {outliers.data(), outliers.size()}; }
   ConstInt8Rows int8_rows() const { return {int8.data(), scales.data()}; }
 };
 
@@ -64,6 +67,9 @@ struct DeviceWeights {
 
   const BFloat16* head() const { return config.tied_embeddings ? embedding.data() : untied_head.data(); }
 };
+
+/// GPU memory that loading needs at most beyond device_weights_bytes(): a layer comes in bf16, and is fitted.
+int64_t loading_bytes(const ModelConfig& config, Precision precision, int64_t calibration_tokens);
 
 /// Reads *.safetensors of `model_directory` (bf16, fp16 or fp32, rounded to bf16). Throws UserError naming
 /// file and tensor, and when the GPU's memory does not suffice. The host waits. `calibration`: tokens like

@@ -27,7 +27,7 @@
 namespace longhalo {
 
 /// Tokens of WeightsRequest::calibration that are used, the first ones.
-inline constexpr int64_t kCalibrationTokens = 4096;
+inline constexpr int64_t kCalibrationTokens = 8192;
 
 struct WeightsRequest {
   std::optional<std::filesystem::path> checkpoint;  // empty: random weights

@@ -316,6 +316,9 @@ TEST_F(DeviceModel, MeansAreThoseOfTheTokensAndMakeFp8MoreExact) {
           mean[static_cast<size_t>(c)] * static_cast<double>(host.layers.front().q[o * hidden_size + c]);
   EXPECT_LE(test::relative_error(floats_of(q.bias.data(), q.out, stream()), bias), 0x1p-7);
   EXPECT_EQ(plain.layers.front().q.mean.size(), 0);
+  EXPECT_EQ(q.outliers.size(), fp8_outliers(config_, MatrixKind::kQ));
+  EXPECT_EQ(q.fp8.size(), q.out * (q.in + q.outliers.size()));
+  EXPECT_TRUE(centred.layers.front().down.outliers.empty() && plain.layers.front().q.outliers.empty());
   const DeviceMatrix& kv = centred.layers.front().kv;
   EXPECT_EQ(kv.form(), Precision::kBf16);
   EXPECT_TRUE(kv.mean.empty() && kv.bias.empty());

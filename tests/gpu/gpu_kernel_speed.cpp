@@ -132,6 +132,21 @@ class Bench {
            [&](int t) { rmsnorm(stream_, n, d, x[t].data(), weight.data(), 1e-5F, centred); });
     report("quantize rows, mean off" + shape, 3 * all,
            [&](int t) { quantize_rows(stream_, n, d, x[t].data(), centred); });
+    std::vector<int32_t> columns;
+    for (int64_t i = 0; i < d / 32; ++i)
+      columns.push_back(static_cast<int32_t>(i * 7919 % d));
+    const auto chosen_columns = to_device<int32_t>(columns, "outliers", stream_);
+    DeviceBuffer<uint8_t> wider(n * (d + d / 32), "bench output", stream_);
+    const Fp8Rows with_outliers{reinterpret_cast<Fp8E4M3*>(wider.data()),
+                                scales.data(),
+                                mean.data(),
+                                4,
+                                {chosen_columns.data(), d / 32}};
+    const double bytes = 3 * all + all / 32;
+    report("rmsnorm to fp8, mean off, outliers" + shape, bytes,
+           [&](int t) { rmsnorm(stream_, n, d, x[t].data(), weight.data(), 1e-5F, with_outliers); });
+    report("quantize rows, mean off, outliers" + shape, bytes,
+           [&](int t) { quantize_rows(stream_, n, d, x[t].data(), with_outliers); });
     report("rmsnorm to int8" + shape, 3 * all,
            [&](int t) { rmsnorm(stream_, n, d, x[t].data(), weight.data(), 1e-5F, int8); });
     report("quantize rows to int8" + shape, 3 * all,

@@ -2,9 +2,11 @@
 // inputs.
 #include "kernels/quantize/quantize_for_inputs.hpp"
 
+#include <algorithm>
 #include <memory>
-#include "e4m3.hpp"
+#include <set>
 
+#include "e4m3.hpp"
 #include "gpu_test.hpp"
 #include "guarded.hpp"
 #include "kernels/quantize/quantize.hpp"
@@ -157,6 +159,70 @@ TEST_F(QuantizeForInputs, ProductsErrAsLittleAsDescentInDoubleMakesThem) {
     // A choice between numbers equally good, to the slopes' roundings, may lead to another minimum.
     EXPECT_NEAR(reached / right, 1, 0.05);
   }
+}
+
+TEST_F(QuantizeForInputs, OutliersAreTheColumnsOfMostErrorAndAreThereTwice) {
+  constexpr int64_t kRows = 48, kWidth = 112, kOutliers = 16;
+  auto x = correlated(400, kWidth, 5);
+  auto w = normal_bf16(kRows * kWidth, 9, 0.05F);
+  const auto stronger = [](std::vector<BFloat16>& of, int64_t column, float factor) {
+    for (size_t at = static_cast<size_t>(column); at < of.size(); at += kWidth)
+      of[at] = to_bfloat16(factor * to_float(of[at]));
+  };
+  stronger(x, 70, 8), stronger(w, 3, 8), stronger(x, 41, 8), stronger(w, 41, 0.01F);
+  Guarded<BFloat16> in(400 * kWidth, stream()), mean(kWidth, stream()), covariance(kWidth * kWidth, stream()),
+      weights(kRows * kWidth, stream());
+  in.put(x), weights.put(w);
+  mean_and_covariance(*matmul_, stream(), 400, kWidth, in.data(), mean.data(), covariance.data());
+  const std::vector<int32_t> columns =
+      find_outliers(stream(), kRows, kWidth, weights.data(), covariance.data(), kOutliers);
+
+  // By their definition: the variance of a column's inputs times the square of its weights. The covariance's
+  // diagonal is this variance and the mean of all, rounded to bf16.
+  std::vector<double> variance(kWidth), square(kWidth);
+  const std::vector<double> rows = doubles(x), exact = doubles(w), middle = doubles(mean.values());
+  double mean_variance = 0;
+  for (size_t c = 0; c < kWidth; ++c) {
+    for (size_t at = c; at < rows.size(); at += kWidth)
+      variance[c] += std::pow(rows[at] - middle[c], 2) / 400;
+    for (size_t at = c; at < exact.size(); at += kWidth)
+      square[c] += exact[at] * exact[at];
+    mean_variance += variance[c] / kWidth;
+  }
+  ASSERT_EQ(columns.size(), kOutliers);
+  EXPECT_TRUE(std::is_sorted(columns.begin(), columns.end()));
+  const std::set<int32_t> chosen(columns.begin(), columns.end());
+  EXPECT_EQ(chosen.size(), kOutliers);
+  EXPECT_TRUE(chosen.contains(70) && chosen.contains(3) && !chosen.contains(41));
+  double least = std::numeric_limits<double>::infinity(), most = 0;
+  for (size_t c = 0; c < kWidth; ++c) {
+    const double unsure = 1.01 * kBf16Unit * (variance[c] + 2 * mean_variance);
+    if (chosen.contains(static_cast<int32_t>(c)))
+      least = std::min(least, square[c] * (variance[c] + unsure));
+    else
+      most = std::max(most, square[c] * (variance[c] - unsure));
+  }
+  EXPECT_GE(least, most);
+
+  constexpr int64_t kStored = kWidth + kOutliers;
+  Guarded<Fp8E4M3> once(kRows * kWidth, stream()), twice(kRows * kStored, stream());
+  Guarded<float> scales(kRows, stream()), same_scales(kRows, stream());
+  Guarded<int32_t> outliers(kOutliers, stream());
+  outliers.put(columns);
+  quantize_rows_for_inputs(*matmul_, stream(), kRows, kWidth, weights.data(), covariance.data(),
+                           {once.data(), scales.data()});
+  quantize_rows_for_inputs(
+      *matmul_, stream(), kRows, kWidth, weights.data(), covariance.data(),
+      {.values = twice.data(), .scales = same_scales.data(), .outliers = {outliers.data(), kOutliers}});
+  expect_same_bits(same_scales.values(), scales.values());
+  const std::vector<Fp8E4M3> codes = once.values(), all = twice.values();
+  for (int64_t row = 0; row < kRows; ++row)
+    for (int64_t c = 0; c < kStored; ++c)
+      ASSERT_EQ(all[static_cast<size_t>(row * kStored + c)].bits,
+                codes[static_cast<size_t>(row * kWidth +
+                                          (c < kWidth ? c : columns[static_cast<size_t>(c - kWidth)]))]
+                    .bits)
+          << "row " << row << ", column " << c;
 }
 
 TEST_F(QuantizeForInputs, WhereNothingIsKnownOfInputsTheNearestStays) {

@@ -54,6 +54,46 @@ void expect_rows(const HostRows& got, const RowShape& shape, const std::vector<d
   }
 }
 
+// Columns from all over a row, some of them next to each other; every one of a narrow row.
+struct GuardedOutliers {
+  GuardedOutliers(int64_t width, cudaStream_t stream)
+      : count(std::min<int64_t>(width, 24)), device(count, stream) {
+    for (int64_t i = 0; i < count; ++i)
+      columns.push_back(static_cast<int32_t>(i < count / 2 ? i : width - count + i));
+    device.put(columns);
+  }
+  Fp8Rows with(Fp8Rows rows) {
+    rows.outliers = {device.data(), count};
+    return rows;
+  }
+  int64_t count;
+  std::vector<int32_t> columns;
+  Guarded<int32_t> device;
+};
+
+// `got`, rows with outliers, are the rows `alone`, and behind each the errors of its outliers, `exact` less
+// what is stored of them, but for the rounding to e4m3 and `before` it.
+void expect_outliers(const HostRows& got, const HostRows& alone, const RowShape& shape,
+                     const GuardedOutliers& outliers, const std::vector<double>& exact, double before) {
+  expect_same_bits(got.scales, alone.scales);
+  const int64_t stored = shape.width + outliers.count;
+  for (int64_t i = 0; i < shape.n; ++i) {
+    const double scale = got.scales[static_cast<size_t>(i)];
+    for (int64_t c = 0; c < shape.width; ++c)
+      ASSERT_EQ(got.codes[static_cast<size_t>(i * stored + c)],
+                alone.codes[static_cast<size_t>(i * shape.width + c)])
+          << "row " << i << ", column " << c;
+    for (int64_t o = 0; o < outliers.count; ++o) {
+      const auto at = static_cast<size_t>(i * shape.width + outliers.columns[static_cast<size_t>(o)]);
+      const double error = exact[at] - e4m3_value(alone.codes[at]) * scale;
+      const double code = e4m3_value(got.codes[static_cast<size_t>(i * stored + shape.width + o)]);
+      const double unsure = before * std::abs(exact[at]);
+      ASSERT_LE(std::abs(code * scale - error), kE4M3Unit * std::abs(error) + 2 * unsure + kE4M3Least * scale)
+          << "row " << i << ", outlier " << o;
+    }
+  }
+}
+
 // What a kernel takes off each row, as large as what it takes it from.
 struct GuardedMean {
   GuardedMean(int64_t width, float size, cudaStream_t stream)
@@ -141,6 +181,47 @@ TEST_F(RowKernelsFp8, AMeanComesOffBeforeRounding) {
     expect_centred_rows(out.host(), shape, doubles(x), mean, 0, 0);
     EXPECT_THROW(quantize_rows_least_error(stream(), shape.n, shape.width, in.data(), mean.off(out.rows())),
                  InvariantError);
+  }
+}
+
+TEST_F(RowKernelsFp8, RoundingErrorsOfANormsOutliersAreStoredToo) {
+  for (const RowShape& shape : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << "n " << shape.n << ", width " << shape.width);
+    const auto x = normal_bf16(shape.n * shape.width, 3, 0.01F);
+    const auto weight = normal_floats(shape.width, 4);
+    std::vector<double> right(x.size());
+    rmsnorm_reference(shape.n, shape.width, doubles(x).data(), doubles(weight).data(), 1e-6, right.data());
+    Guarded<BFloat16> in(shape.n * shape.width, stream());
+    Guarded<float> w(shape.width, stream());
+    GuardedOutliers outliers(shape.width, stream());
+    GuardedRows alone(shape, stream()), both({shape.n, shape.width + outliers.count}, stream());
+    in.put(x), w.put(weight);
+    rmsnorm(stream(), shape.n, shape.width, in.data(), w.data(), 1e-6F, alone.rows());
+    rmsnorm(stream(), shape.n, shape.width, in.data(), w.data(), 1e-6F, outliers.with(both.rows()));
+    expect_outliers(both.host(), alone.host(), shape, outliers, right, kRowSum + 8 * kFp32Unit);
+  }
+}
+
+TEST_F(RowKernelsFp8, RoundingErrorsOfOutliersAreStoredToo) {
+  for (const RowShape& shape : kRowShapes) {
+    SCOPED_TRACE(::testing::Message() << "n " << shape.n << ", width " << shape.width);
+    const auto x = normal_bf16(shape.n * shape.width, 6, 20);
+    Guarded<BFloat16> in(shape.n * shape.width, stream());
+    GuardedOutliers outliers(shape.width, stream());
+    GuardedMean mean(shape.width, 20, stream());
+    GuardedRows alone(shape, stream()), both({shape.n, shape.width + outliers.count}, stream());
+    in.put(x);
+    quantize_rows(stream(), shape.n, shape.width, in.data(), mean.off(alone.rows()));
+    quantize_rows(stream(), shape.n, shape.width, in.data(), outliers.with(mean.off(both.rows())));
+    std::vector<double> centred = doubles(x);
+    for (size_t at = 0; at < centred.size(); ++at)
+      centred[at] -= mean.values[at % static_cast<size_t>(shape.width)];
+    // Of fp32's roundings there are three: the mean comes off, the scale, and the number by its inverse.
+    expect_outliers(both.host(), alone.host(), shape, outliers, centred, 4 * kFp32Unit);
+    EXPECT_THROW(
+        quantize_rows_least_error(stream(), shape.n, shape.width, in.data(), outliers.with(both.rows())),
+        InvariantError);
+    EXPECT_THROW(swiglu(stream(), 1, shape.width / 2, in.data(), outliers.with(both.rows())), InvariantError);
   }
 }
 
