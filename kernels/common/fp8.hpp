@@ -16,7 +16,7 @@ namespace longhalo {
 
 struct OutlierColumns {
   const int32_t* columns = nullptr;  // [count], each below width
-  int64_t count = 0;                 // a multiple of 8, at most width / 32 (or 32, if more) and 1024
+  int64_t count = 0;  // a multiple of 8, at most the threads of a row: width / 32 rounded up to 32, or 1024
 };
 
 struct Fp8Rows {

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "device/cuda_check.hpp"
@@ -23,41 +25,33 @@ __global__ void mean_of_sums(int64_t width, double count, const double* sums, BF
   if (c < width) mean[c] = to_bfloat16_device(static_cast<float>(sums[c] / count));
 }
 
-// Covariance about `mean`, which is not quite sums / count, from sums of products and sums. In double: what a
-// column has in common may be far larger than how it varies.
-struct Products {
-  int64_t width;
-  double count;
-  const float* products;  // [width, width]
-  const double* sums;     // [width]
-  const BFloat16* mean;   // [width]
+__global__ void take_off(int64_t width, const BFloat16* x, const BFloat16* mean, BFloat16* centred) {
+  const int64_t column = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x, row = blockIdx.x;
+  if (column >= width) return;
+  const int64_t at = row * width + column;
+  centred[at] = to_bfloat16_device(to_float_device(x[at]) - to_float_device(mean[column]));
+}
 
-  __device__ double covariance(int64_t row, int64_t column) const {
-    const double a = to_float_device(mean[row]), b = to_float_device(mean[column]);
-    return (products[row * width + column] - sums[row] * b - a * sums[column]) / count + a * b;
-  }
-};
-
-// By one block.
-__global__ void mean_variance(Products of, double* mean) {
+// The mean of the diagonal of products [width, width], by one block.
+__global__ void mean_of_diagonal(int64_t width, const float* products, double* mean) {
   __shared__ double sums[kThreads];
   double sum = 0;
-  for (int64_t c = threadIdx.x; c < of.width; c += kThreads)
-    sum += of.covariance(c, c);
+  for (int64_t c = threadIdx.x; c < width; c += kThreads)
+    sum += products[c * width + c];
   sums[threadIdx.x] = sum;
   for (unsigned half = kThreads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) *mean = sums[0] / static_cast<double>(of.width);
+  if (threadIdx.x == 0) *mean = sums[0] / static_cast<double>(width);
 }
 
-__global__ void shrink(Products of, const double* mean_variance, BFloat16* covariance) {
+__global__ void shrink(int64_t width, double count, const float* products, const double* diagonal,
+                       BFloat16* covariance) {
   const int64_t column = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x, row = blockIdx.x;
-  if (column >= of.width) return;
-  const double value = of.covariance(row, column) + (row == column ? *mean_variance : 0);
-  covariance[row * of.width + column] = {
-      __bfloat16_as_ushort(__float2bfloat16_rn(static_cast<float>(value)))};
+  if (column >= width) return;
+  const double sum = products[row * width + column] + (row == column ? *diagonal : 0);
+  covariance[row * width + column] = to_bfloat16_device(static_cast<float>(sum / count));
 }
 
 // What rounding did: values * scale - w.
@@ -160,12 +154,18 @@ void mean_and_covariance(DeviceMatmul& matmul, StreamHandle stream, int64_t n, i
   const auto count = static_cast<double>(n);
   mean_of_sums<<<grid_of(1, width), kThreads, 0, stream>>>(width, count, sums.data(), mean);
   check_launch("mean of sums", stream);
-  matmul.weight_gradient(n, width, width, x, x, products.data(), Accumulate::kOverwrite);
-  const Products of{width, count, products.data(), sums.data(), mean};
-  DeviceBuffer<double> variance(1, kPurpose, stream);
-  mean_variance<<<1, kThreads, 0, stream>>>(of, variance.data());
-  check_launch("mean variance", stream);
-  shrink<<<grid_of(width, width), kThreads, 0, stream>>>(of, variance.data(), covariance);
+  // Before the products: what a column has in common may be far larger than how it varies, and the tensor
+  // cores' sums err on one side.
+  DeviceBuffer<BFloat16> centred(n * width, kPurpose, stream);
+  take_off<<<grid_of(n, width), kThreads, 0, stream>>>(width, x, mean, centred.data());
+  check_launch("take off a mean", stream);
+  matmul.weight_gradient(n, width, width, centred.data(), centred.data(), products.data(),
+                         Accumulate::kOverwrite);
+  DeviceBuffer<double> diagonal(1, kPurpose, stream);
+  mean_of_diagonal<<<1, kThreads, 0, stream>>>(width, products.data(), diagonal.data());
+  check_launch("mean of a diagonal", stream);
+  shrink<<<grid_of(width, width), kThreads, 0, stream>>>(width, count, products.data(), diagonal.data(),
+                                                         covariance);
   check_launch("covariance", stream);
 }
 
@@ -202,6 +202,7 @@ void quantize_rows_for_inputs(DeviceMatmul& matmul, StreamHandle stream, int64_t
 std::vector<int32_t> find_outliers(StreamHandle stream, int64_t n, int64_t width, const BFloat16* w,
                                    const BFloat16* covariance, int64_t count) {
   check(count >= 0 && count <= width, "outliers are some of the columns");
+  if (count == 0) return {};
   DeviceBuffer<float2> on_device(width, kPurpose, stream);
   const auto blocks = static_cast<unsigned>((width + kThreads - 1) / kThreads);
   columns_sizes<<<blocks, kThreads, 0, stream>>>(n, width, w, covariance, on_device.data());
@@ -211,13 +212,15 @@ std::vector<int32_t> find_outliers(StreamHandle stream, int64_t n, int64_t width
   double diagonal = 0;
   for (const float2& size : sizes)
     diagonal += double{size.y} / static_cast<double>(width);
-  const auto cost = [&](int32_t column) {
+  const auto cost_of = [&](int32_t column) {
     const float2& size = sizes[static_cast<size_t>(column)];
-    return size.x * (size.y - diagonal / 2);  // half of the mean is not variance, but was added
+    const double cost = size.x * (size.y - diagonal / 2);  // half of the mean was added to the variance
+    return std::isnan(cost) ? -std::numeric_limits<double>::infinity() : cost;
   };
   std::vector<int32_t> columns(static_cast<size_t>(width));
   std::iota(columns.begin(), columns.end(), 0);
-  std::stable_sort(columns.begin(), columns.end(), [&](int32_t a, int32_t b) { return cost(a) > cost(b); });
+  std::stable_sort(columns.begin(), columns.end(),
+                   [&](int32_t a, int32_t b) { return cost_of(a) > cost_of(b); });
   columns.resize(static_cast<size_t>(count));
   std::sort(columns.begin(), columns.end());
   return columns;

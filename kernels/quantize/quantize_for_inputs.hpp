@@ -22,14 +22,14 @@ namespace longhalo {
 
 /// GPU, queued on the stream of `matmul`, `stream`. Of the rows x [n, width], n > 0: their mean [width],
 /// rounded to bf16, and covariance [width, width], their covariance about it with the diagonal doubled. width
-/// a multiple of 8, x 16-byte aligned. Temporary: 4 * width^2 bytes.
+/// a multiple of 8, x 16-byte aligned. Temporary: 4 * width^2 + 2 * n * width bytes.
 void mean_and_covariance(DeviceMatmul& matmul, StreamHandle stream, int64_t n, int64_t width,
                          const BFloat16* x, BFloat16* mean, BFloat16* covariance);
 
 /// GPU. w [n, width], covariance [width, width] as above -> out, without a mean; out's outliers are columns
 /// that it has twice, the second time behind the others. n and width multiples of 16, 16-byte aligned.
 /// Numbers stay as rounded to nearest where the covariance is 0 or not finite. Temporary: 6 or, with
-/// outliers, 7 * n * width bytes. Time: that of some passes over them for every 64 columns.
+/// outliers, 7 * n * width bytes, and 128 * n. Time: that of some passes over them for every 64 columns.
 void quantize_rows_for_inputs(DeviceMatmul& matmul, StreamHandle stream, int64_t n, int64_t width,
                               const BFloat16* w, const BFloat16* covariance, const Fp8Rows& out);
 

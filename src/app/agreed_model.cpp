@@ -26,6 +26,7 @@ std::string shape_text(const ModelConfig& model) {
                 {"hidden", model.hidden},
                 {"ffn", model.ffn},
                 {"vocabulary", model.vocabulary},
+                {"trained_positions", model.trained_positions},
                 {"eos", model.eos_ids}});
   return shape.dump();
 }

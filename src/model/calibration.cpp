@@ -34,17 +34,19 @@ Calibration::Calibration(const DeviceWeights& weights, std::span<const int32_t> 
 
 int64_t Calibration::bytes(const ModelConfig& c, int64_t tokens) {
   const int64_t n = std::min(kCalibrationTokens, tokens);
-  int64_t covariances = 0, widest = 0, largest = 0;
+  int64_t covariances = 0, widest = 0, largest = 0, most_rows = 0;
   for (const MatrixKind kind : kMatrixKinds) {
     if (kind == MatrixKind::kKv) continue;  // stays in bf16
     const MatrixShape shape = matrix_shape(c, kind);
     covariances += 2 * shape.in * shape.in;
     widest = std::max(widest, shape.in);
     largest = std::max(largest, shape.elements());
+    most_rows = std::max(most_rows, shape.out);
   }
   const int64_t of_tokens = n * (2 * c.hidden + 4 * c.kv_size()) + DeviceLayer::bytes(c, Precision::kBf16, n);
   // While a covariance is found, or while a matrix is rounded for one (quantize_for_inputs.hpp).
-  return kMatmulWorkspaceBytes + of_tokens + covariances + std::max(4 * widest * widest, 7 * largest);
+  return kMatmulWorkspaceBytes + of_tokens + covariances +
+         std::max(4 * widest * widest + 2 * n * widest, 7 * largest + 128 * most_rows);
 }
 
 void Calibration::quantise(int64_t index, std::span<DeviceMatrix* const> matrices) {

@@ -33,13 +33,13 @@ struct DeviceMatrix {
   MatrixKind kind = MatrixKind::kQ;
   int64_t out = 0, in = 0;
   DeviceBuffer<BFloat16> bf16;
-  DeviceBuffer<Fp8E4M3> fp8;
+  DeviceBuffer<Fp8E4M3> fp8;  // [out, in + outliers]
   DeviceBuffer<int8_t> int8;
   DeviceBuffer<float> scales;  // [out], with fp8 and int8
   // With fp8, where tokens were there to find it by: the mean of what W multiplies, and what W makes of it.
   DeviceBuffer<BFloat16> mean, bias;  // [in], [out]
   float largest_mean = 0;
-  DeviceBuffer<int32_t> outliers;  // columns that fp8 has twice (fp8.hpp), [out, in + outliers]
+  DeviceBuffer<int32_t> outliers;  // columns that fp8 has twice (fp8.hpp)
 
   ConstFp8Rows fp8_rows() const { return {fp8.data(), scales.data()}; }
   OutlierColumns outlier_columns() const { return {outliers.data(), outliers.size()}; }

@@ -24,7 +24,7 @@ struct ModelConfig {
   double rope_theta = 10000;
   std::optional<Llama3RopeScaling> rope_scaling;
   bool tied_embeddings = false;
-  int64_t trained_positions = 0;  // max_position_embeddings, for a notice only
+  int64_t trained_positions = 0;  // max_position_embeddings; for a notice, and how many tokens fit fp8
   std::vector<int32_t> eos_ids;   // tokens that end a generation (generation_config.json, else config.json)
 
   int64_t q_size() const { return heads * head_dim; }

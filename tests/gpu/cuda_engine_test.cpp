@@ -137,6 +137,16 @@ TEST_F(CudaEngineTest, WeightsThatDoNotFitAreSaidBeforeTheyAreLoaded) {
     EXPECT_NE(std::string(error.what()).find("run.precision: int8 or fp8"), std::string::npos)
         << error.what();
   }
+  const std::unique_ptr<Engine> in_fp8 = made(config, Precision::kFp8);
+  try {
+    in_fp8->load_weights({std::nullopt, 3, {1, {}}, {1, 2, 3}});
+    FAIL() << "weights of petabytes were loaded";
+  } catch (const UserError& error) {
+    const int64_t for_a_while = loading_bytes(config, Precision::kFp8, 3) / 1'000'000;
+    EXPECT_NE(std::string(error.what()).find(text(for_a_while, " of these only while they are loaded")),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 TEST_F(CudaEngineTest, LoadingTakesNoMoreMemoryThanIsAskedForAtFirst) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 
+#include "device/memory_pool.hpp"
 #include "e4m3.hpp"
 #include "gpu_test.hpp"
 #include "guarded.hpp"
@@ -13,6 +14,8 @@
 
 namespace longhalo::testing {
 namespace {
+
+constexpr int64_t kPoolRounding = 4096;  // three arrays, each to 512 bytes
 
 class QuantizeForInputs : public GpuTest {
  protected:
@@ -76,17 +79,44 @@ TEST_F(QuantizeForInputs, MeanAndCovarianceAreThoseOfTheRows) {
     }
     for (int64_t a = 0; a < s.width; ++a) {
       for (int64_t b = 0; b < s.width; ++b) {
-        double squares = 0;  // of what is added in fp32, as in device_matmul_test
-        for (int64_t i = 0; i < s.n; ++i)
-          squares += std::pow(at(i, a) * at(i, b), 2);
+        double sizes = 0, squares = 0;  // of what is added in fp32, as in device_matmul_test
+        for (int64_t i = 0; i < s.n; ++i) {
+          const double product =
+              (at(i, a) - got_mean[static_cast<size_t>(a)]) * (at(i, b) - got_mean[static_cast<size_t>(b)]);
+          sizes += std::abs(product);
+          squares += product * product;
+        }
         const double expected = right[static_cast<size_t>(a * s.width + b)] + (a == b ? variance : 0);
         const double sum_error = 8 * 0x1p-23 * std::sqrt(squares / count);
+        // Rounded to bf16: what is multiplied, twice by half a unit, and the result by one.
         ASSERT_NEAR(got[static_cast<size_t>(a * s.width + b)], expected,
-                    kBf16Unit * std::abs(expected) + 2 * sum_error + 0x1p-23 * variance)
+                    kBf16Unit * (std::abs(expected) + sizes / count + (a == b ? variance : 0)) +
+                        2 * sum_error + 0x1p-23 * variance)
             << a << ", " << b;
       }
     }
   }
+}
+
+// Uncentred, tensor cores' sums of so many products, 64^2 each, err by more than a column varies.
+TEST_F(QuantizeForInputs, WhatColumnsHaveInCommonDoesNotHideHowTheyVary) {
+  constexpr int64_t kRows = 8192, kWidth = 64;
+  std::vector<BFloat16> x;
+  for (const float varies : normal_floats(kRows * kWidth, 3))
+    x.push_back(to_bfloat16(64 + varies));
+  Guarded<BFloat16> in(kRows * kWidth, stream()), mean(kWidth, stream()),
+      covariance(kWidth * kWidth, stream());
+  in.put(x);
+  mean_and_covariance(*matmul_, stream(), kRows, kWidth, in.data(), mean.data(), covariance.data());
+  // Independent columns of variance 1 (rounded to halves and quarters: 1/64 at most more): five standard
+  // errors, and what bf16 rounds.
+  const double sampled = 5 * std::sqrt(2.0 / kRows);
+  const std::vector<double> got = doubles(covariance.values());
+  for (int64_t a = 0; a < kWidth; ++a)
+    for (int64_t b = 0; b < kWidth; ++b)
+      ASSERT_NEAR(got[static_cast<size_t>(a * kWidth + b)], a == b ? 2 : 0,
+                  a == b ? 2 * (sampled + 1.0 / 64) + 3 * kBf16Unit : sampled)
+          << a << ", " << b;
 }
 
 struct Weights {
@@ -152,6 +182,13 @@ TEST_F(QuantizeForInputs, ProductsErrAsLittleAsDescentInDoubleMakesThem) {
                              {codes.data(), scales.data()});
     const Weights got = on_host(codes, scales);
     EXPECT_EQ(got.scales, least.scales);
+    codes.poison(), scales.poison();
+    const int64_t others = memory_pool().use().used_bytes;
+    memory_pool().reset_high_marks();
+    quantize_rows_for_inputs(*matmul_, stream(), s.n, s.width, weights.data(), covariance.data(),
+                             {codes.data(), scales.data()});
+    EXPECT_LE(memory_pool().use().used_high_bytes - others, 6 * s.n * s.width + 128 * s.n + kPoolRounding);
+    EXPECT_EQ(on_host(codes, scales).values, got.values);
     const std::vector<double> exact = doubles(w), inputs = doubles(covariance.values());
     const double reached = got.error(exact, inputs), before = least.error(exact, inputs),
                  right = descended(least, exact, inputs).error(exact, inputs);
@@ -214,6 +251,7 @@ TEST_F(QuantizeForInputs, OutliersAreTheColumnsOfMostErrorAndAreThereTwice) {
   quantize_rows_for_inputs(
       *matmul_, stream(), kRows, kWidth, weights.data(), covariance.data(),
       {.values = twice.data(), .scales = same_scales.data(), .outliers = {outliers.data(), kOutliers}});
+  EXPECT_TRUE(find_outliers(stream(), kRows, kWidth, weights.data(), covariance.data(), 0).empty());
   expect_same_bits(same_scales.values(), scales.values());
   const std::vector<Fp8E4M3> codes = once.values(), all = twice.values();
   for (int64_t row = 0; row < kRows; ++row)

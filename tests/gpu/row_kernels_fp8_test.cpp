@@ -1,5 +1,5 @@
 // RMSNorm, SwiGLU and rounding to fp8 (e4m3 with a scale a row), against their definitions in fp64, as they
-// are and with a mean taken off.
+// are, with a mean taken off, and with the rounding errors of outliers.
 #include <span>
 
 #include "core/error.hpp"
@@ -54,12 +54,13 @@ void expect_rows(const HostRows& got, const RowShape& shape, const std::vector<d
   }
 }
 
-// Columns from all over a row, some of them next to each other; every one of a narrow row.
+// As many columns as a row may have, from all over it; every one of a narrow row.
 struct GuardedOutliers {
   GuardedOutliers(int64_t width, cudaStream_t stream)
-      : count(std::min<int64_t>(width, 24)), device(count, stream) {
+      : count(std::min<int64_t>(width, std::clamp<int64_t>(width / 32 / 8 * 8, 32, 1024))),
+        device(count, stream) {
     for (int64_t i = 0; i < count; ++i)
-      columns.push_back(static_cast<int32_t>(i < count / 2 ? i : width - count + i));
+      columns.push_back(static_cast<int32_t>(i * width / count));
     device.put(columns);
   }
   Fp8Rows with(Fp8Rows rows) {
@@ -72,9 +73,10 @@ struct GuardedOutliers {
 };
 
 // `got`, rows with outliers, are the rows `alone`, and behind each the errors of its outliers, `exact` less
-// what is stored of them, but for the rounding to e4m3 and `before` it.
+// what is stored of them, but for the rounding to e4m3 and `before` it, a share of `sizes`.
 void expect_outliers(const HostRows& got, const HostRows& alone, const RowShape& shape,
-                     const GuardedOutliers& outliers, const std::vector<double>& exact, double before) {
+                     const GuardedOutliers& outliers, const std::vector<double>& exact,
+                     const std::vector<double>& sizes, double before) {
   expect_same_bits(got.scales, alone.scales);
   const int64_t stored = shape.width + outliers.count;
   for (int64_t i = 0; i < shape.n; ++i) {
@@ -87,7 +89,7 @@ void expect_outliers(const HostRows& got, const HostRows& alone, const RowShape&
       const auto at = static_cast<size_t>(i * shape.width + outliers.columns[static_cast<size_t>(o)]);
       const double error = exact[at] - e4m3_value(alone.codes[at]) * scale;
       const double code = e4m3_value(got.codes[static_cast<size_t>(i * stored + shape.width + o)]);
-      const double unsure = before * std::abs(exact[at]);
+      const double unsure = before * std::abs(sizes[at]);
       ASSERT_LE(std::abs(code * scale - error), kE4M3Unit * std::abs(error) + 2 * unsure + kE4M3Least * scale)
           << "row " << i << ", outlier " << o;
     }
@@ -184,6 +186,18 @@ TEST_F(RowKernelsFp8, AMeanComesOffBeforeRounding) {
   }
 }
 
+// What is left of `right` without the mean, and |right| + |mean|, of which it errs by a share.
+struct Centred {
+  Centred(const std::vector<double>& right, const std::vector<double>& mean) {
+    for (size_t at = 0; at < right.size(); ++at) {
+      const double off = mean[at % mean.size()];
+      values.push_back(right[at] - off);
+      sizes.push_back(std::abs(right[at]) + std::abs(off));
+    }
+  }
+  std::vector<double> values, sizes;
+};
+
 TEST_F(RowKernelsFp8, RoundingErrorsOfANormsOutliersAreStoredToo) {
   for (const RowShape& shape : kRowShapes) {
     SCOPED_TRACE(::testing::Message() << "n " << shape.n << ", width " << shape.width);
@@ -194,11 +208,14 @@ TEST_F(RowKernelsFp8, RoundingErrorsOfANormsOutliersAreStoredToo) {
     Guarded<BFloat16> in(shape.n * shape.width, stream());
     Guarded<float> w(shape.width, stream());
     GuardedOutliers outliers(shape.width, stream());
+    GuardedMean mean(shape.width, 2, stream());
     GuardedRows alone(shape, stream()), both({shape.n, shape.width + outliers.count}, stream());
     in.put(x), w.put(weight);
-    rmsnorm(stream(), shape.n, shape.width, in.data(), w.data(), 1e-6F, alone.rows());
-    rmsnorm(stream(), shape.n, shape.width, in.data(), w.data(), 1e-6F, outliers.with(both.rows()));
-    expect_outliers(both.host(), alone.host(), shape, outliers, right, kRowSum + 8 * kFp32Unit);
+    const Centred exact(right, mean.values);
+    rmsnorm(stream(), shape.n, shape.width, in.data(), w.data(), 1e-6F, mean.off(alone.rows()));
+    rmsnorm(stream(), shape.n, shape.width, in.data(), w.data(), 1e-6F, outliers.with(mean.off(both.rows())));
+    expect_outliers(both.host(), alone.host(), shape, outliers, exact.values, exact.sizes,
+                    kRowSum + 8 * kFp32Unit);
   }
 }
 
@@ -213,15 +230,40 @@ TEST_F(RowKernelsFp8, RoundingErrorsOfOutliersAreStoredToo) {
     in.put(x);
     quantize_rows(stream(), shape.n, shape.width, in.data(), mean.off(alone.rows()));
     quantize_rows(stream(), shape.n, shape.width, in.data(), outliers.with(mean.off(both.rows())));
-    std::vector<double> centred = doubles(x);
-    for (size_t at = 0; at < centred.size(); ++at)
-      centred[at] -= mean.values[at % static_cast<size_t>(shape.width)];
-    // Of fp32's roundings there are three: the mean comes off, the scale, and the number by its inverse.
-    expect_outliers(both.host(), alone.host(), shape, outliers, centred, 4 * kFp32Unit);
+    const Centred exact(doubles(x), mean.values);
+    // Of fp32's roundings there are four: the mean comes off, the scale, its inverse, and the product with
+    // it.
+    expect_outliers(both.host(), alone.host(), shape, outliers, exact.values, exact.values, 4 * kFp32Unit);
     EXPECT_THROW(
         quantize_rows_least_error(stream(), shape.n, shape.width, in.data(), outliers.with(both.rows())),
         InvariantError);
     EXPECT_THROW(swiglu(stream(), 1, shape.width / 2, in.data(), outliers.with(both.rows())), InvariantError);
+  }
+}
+
+TEST_F(RowKernelsFp8, OutliersOfRowsThatAreNotFiniteAreNotEither) {
+  const RowShape shape{4, 64};
+  auto x = normal_bf16(shape.n * shape.width, 7);
+  GuardedOutliers outliers(shape.width, stream());
+  std::fill_n(x.begin(), shape.width, BFloat16{});
+  x[static_cast<size_t>(shape.width + 9)] = to_bfloat16(-kInfinity);
+  const int32_t column = outliers.columns[5];
+  x[static_cast<size_t>(2 * shape.width + column)] = to_bfloat16(kNan);
+  Guarded<BFloat16> in(shape.n * shape.width, stream());
+  GuardedRows out({shape.n, shape.width + outliers.count}, stream());
+  in.put(x);
+  quantize_rows(stream(), shape.n, shape.width, in.data(), outliers.with(out.rows()));
+  const HostRows got = out.host();
+  for (int64_t i = 0; i < shape.n; ++i) {
+    for (int64_t o = 0; o < outliers.count; ++o) {
+      const auto at = static_cast<size_t>(i * (shape.width + outliers.count) + shape.width + o);
+      const double value =
+          e4m3_value(got.codes[at]) * static_cast<double>(got.scales[static_cast<size_t>(i)]);
+      EXPECT_EQ(std::isnan(value), i == 1 || (i == 2 && o == 5)) << "row " << i << ", outlier " << o;
+      if (i == 0) {
+        EXPECT_EQ(value, 0);
+      }
+    }
   }
 }
 
