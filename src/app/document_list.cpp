@@ -1,5 +1,6 @@
 #include "app/document_list.hpp"
 
+#include <exception>
 #include <map>
 
 #include "core/error.hpp"
@@ -23,6 +24,26 @@ void refuse_repeats(std::span<const std::string> entries, std::string_view what,
                          "place, could not tell them apart"),
                     where(earlier->second, i), "rename one of the two, or write it in UTF-8");
   }
+}
+
+void look_at_each(std::span<const std::string> files, std::string_view where,
+                  const std::function<void(const std::string&)>& look) {
+  constexpr int kMost = 10;
+  std::exception_ptr first;
+  std::string all;
+  int faults = 0;
+  for (size_t i = 0; i < files.size() && faults < kMost; ++i) {
+    try {
+      look(files[i]);
+    } catch (const UserError& error) {
+      if (faults++ == 0) first = std::current_exception();
+      all += text("\n    ", error.where(), ": ", error.fault());
+    }
+  }
+  if (faults == 1) std::rethrow_exception(first);
+  if (faults > 0)
+    throw UserError(text(faults == kMost ? "at least " : "", faults, " documents cannot be read:", all),
+                    where, "correct each of them, or take it out of the list");
 }
 
 }  // namespace longhalo

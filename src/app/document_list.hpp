@@ -14,4 +14,10 @@ namespace longhalo {
 void refuse_repeats(std::span<const std::string> entries, std::string_view what,
                     const std::function<std::string(size_t, size_t)>& where);
 
+/// Calls `look` with each file and tells all its UserErrors at once, as one in which `where` is the list, so
+/// that they need not be met one after another; a single one is thrown as it is. After ten it looks no
+/// further.
+void look_at_each(std::span<const std::string> files, std::string_view where,
+                  const std::function<void(const std::string&)>& look);
+
 }  // namespace longhalo

@@ -41,8 +41,9 @@ Inputs::Inputs(const Config& config, int64_t vocabulary) : vocabulary_(vocabular
       std::find(config.tasks.begin(), config.tasks.end(), Task::kGenerate) != config.tasks.end();
   if (config.input.tokens.empty()) {
     names_ = config.input.documents;
-    for (const std::string& name : names_)
+    look_at_each(names_, "input.documents", [&](const std::string& name) {
       digests_.push_back(sha256_of_text(read_document(name).text));
+    });
   } else {
     read_token_file(config.input.tokens);
   }

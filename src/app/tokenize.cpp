@@ -74,8 +74,9 @@ void encode(const TokenizeOptions& options, const Tokenizer& tokenizer) {
   remove_abandoned_temporaries(output.has_parent_path() ? output.parent_path() : fs::path("."),
                                Abandoned::kWriterGone);
   int64_t total_bytes = 0;
-  for (const std::string& input : options.inputs)
+  look_at_each(options.inputs, "the command line", [&](const std::string& input) {
     total_bytes += static_cast<int64_t>(read_document(input).text.size());
+  });
 
   TokenFileWriter writer(output, {tokenizer.vocabulary_size(), tokenizer_name(options.model),
                                   sha256_of_file(tokenizer_file(options.model))});

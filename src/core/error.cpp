@@ -6,9 +6,24 @@
 #include "core/text.hpp"
 
 namespace longhalo {
+namespace {
+
+constexpr std::string_view kWhere = "\n  where:  ", kRemedy = "\n  remedy: ";
+
+}  // namespace
 
 UserError::UserError(std::string_view what, std::string_view where, std::string_view remedy)
-    : std::runtime_error(text(what, "\n  where:  ", where, "\n  remedy: ", remedy)) {}
+    : std::runtime_error(text(what, kWhere, where, kRemedy, remedy)) {}
+
+std::string_view UserError::fault() const {
+  const std::string_view all = what();
+  return all.substr(0, all.find(kWhere));
+}
+
+std::string_view UserError::where() const {
+  const std::string_view rest = std::string_view(what()).substr(fault().size() + kWhere.size());
+  return rest.substr(0, rest.find(kRemedy));
+}
 
 InvariantError::InvariantError(std::string_view sentence, const std::source_location& where)
     : std::runtime_error(

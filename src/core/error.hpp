@@ -20,6 +20,10 @@ class UserError : public std::runtime_error {
  public:
   /// what: the fault in one sentence. where: file, line, tensor, key or path. remedy: what the user can do.
   UserError(std::string_view what, std::string_view where, std::string_view remedy);
+
+  /// Two of the parts of what(), which has all three.
+  std::string_view fault() const;
+  std::string_view where() const;
 };
 
 class InvariantError : public std::runtime_error {

@@ -255,6 +255,13 @@ class BadDocuments(Case):
     def test_folder(self):
         self.refuse(self.config(input={"documents": [str(self.dir)]}), self.dir)
 
+    def test_several_at_once(self):
+        """One start tells of all that is to be corrected."""
+        empty, absent = self.write("empty.txt", ""), self.dir / "no.txt"
+        documents = [str(path) for path in (empty, self.document, absent, self.dir)]
+        self.refuse(self.config(input={"documents": documents}), "3 documents", f"{empty}: the document is empty",
+                    f"{absent}: ", "No such file", f"{self.dir}: ", "Is a directory", "input.documents")
+
     def test_nul_bytes(self):
         binary = self.write("binary.txt", b"first line\nsecond\0line\n")
         self.refuse(self.config(input={"documents": [str(binary)]}), f"{binary}:2", "NUL", "offset 17")

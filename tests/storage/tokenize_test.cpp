@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/text.hpp"
 #include "dataset/token_file.hpp"
 #include "scratch.hpp"
 #include "storage/sha256.hpp"
@@ -197,6 +198,16 @@ TEST_F(TokenizeTest, FaultsLeaveNothingBehind) {
   refuse(options, {"NUL byte", "nul.txt:1"});
   options.inputs.back() = (folder_ / "absent.txt").string();
   refuse(options, {"No such file", "absent.txt"});
+  options.inputs[0] = (folder_ / "sub").string();
+  write_text(folder_ / "empty.txt", "");
+  options.inputs.push_back((folder_ / "empty.txt").string());
+  refuse(options, {"3 documents cannot be read", "sub: ", "Is a directory", "absent.txt: ", "No such file",
+                   "empty.txt: the document is empty"});
+  for (int i = 0; i < 20; ++i)
+    options.inputs.push_back((folder_ / text("absent_", i)).string());
+  const std::string message =
+      expect_user_error([&] { run_tokenize(options); }, {"at least 10 documents", "absent_6"});
+  EXPECT_EQ(message.find("absent_7"), std::string::npos);
   options.inputs.clear();
   refuse(options, {"either text files", "--decode"});
   options = options_;
