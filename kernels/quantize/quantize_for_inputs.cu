@@ -154,8 +154,8 @@ void mean_and_covariance(DeviceMatmul& matmul, StreamHandle stream, int64_t n, i
   const auto count = static_cast<double>(n);
   mean_of_sums<<<grid_of(1, width), kThreads, 0, stream>>>(width, count, sums.data(), mean);
   check_launch("mean of sums", stream);
-  // Before the products: what a column has in common may be far larger than how it varies, and the tensor
-  // cores' sums err on one side.
+  // Before the products: what a column has in common may be far larger than how it varies, and sums of
+  // products in fp32 may lose the latter.
   DeviceBuffer<BFloat16> centred(n * width, kPurpose, stream);
   take_off<<<grid_of(n, width), kThreads, 0, stream>>>(width, x, mean, centred.data());
   check_launch("take off a mean", stream);

@@ -32,7 +32,7 @@ MatrixShape matrix_shape(const ModelConfig& config, MatrixKind kind);
 Precision matrix_form(const ModelConfig& config, Precision precision, MatrixKind kind, int64_t layer);
 
 /// How many columns of a matrix in fp8 are outliers (fp8.hpp), where it is fitted to inputs: one of 32, but
-/// none of down, for which SwiGLU's rows would cost more than they gain.
+/// none of down, where they hardly made a model more exact (docs/performance.md).
 int64_t fp8_outliers(const ModelConfig& config, MatrixKind kind);
 
 /// Of the layers' products in fp8, the share of multiplications that are made in bf16.

@@ -98,7 +98,8 @@ TEST_F(QuantizeForInputs, MeanAndCovarianceAreThoseOfTheRows) {
   }
 }
 
-// Uncentred, tensor cores' sums of so many products, 64^2 each, err by more than a column varies.
+// Sums of so many products, 64^2 each, have 2^25, where fp32's numbers are 4 apart; how a column varies adds
+// 1 to each.
 TEST_F(QuantizeForInputs, WhatColumnsHaveInCommonDoesNotHideHowTheyVary) {
   constexpr int64_t kRows = 8192, kWidth = 64;
   std::vector<BFloat16> x;
